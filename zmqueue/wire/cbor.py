@@ -1,0 +1,56 @@
+"""CBOR as zmqueue reads and writes it: plain values only.
+
+Bytes from outside may hold CBOR tags that build cycles, compile patterns or allocate big numbers; all of them are
+refused, as are indefinite lengths, duplicate or non-text keys, deep nesting, and anything after the first value.
+"""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+
+import cbor2
+
+from zmqueue.errors import BadFrame
+
+DEPTH_MAX = 8
+
+dumps = cbor2.dumps
+
+
+class _DenyAll(dict[int, Any]):
+    """A table of tag decoders in which every tag has one, and it refuses."""
+
+    def __contains__(self, tag: object) -> bool:
+        return True
+
+    def __missing__(self, tag: int) -> Any:
+        def refuse(*_: object) -> None:
+            raise ValueError(f"tag {tag} is not allowed")
+
+        return refuse
+
+    def get(self, tag: int, default: Any = None) -> Any:
+        return self[tag]
+
+
+_DENY_ALL = _DenyAll()
+
+
+def loads(data: bytes | bytearray | memoryview) -> Any:
+    """Decode exactly one plain value, or raise `BadFrame`."""
+    source = BytesIO(data)
+    try:
+        value = cbor2.CBORDecoder(
+            source,
+            max_depth=DEPTH_MAX,
+            allow_indefinite=False,
+            allow_duplicate_keys=False,
+            strict_hashable_types=True,
+            semantic_decoders=_DENY_ALL,
+        ).decode()
+    except (cbor2.CBORError, ValueError, OverflowError, MemoryError, RecursionError) as error:
+        raise BadFrame(f"not valid CBOR: {error}") from error
+    if source.tell() != len(data):
+        raise BadFrame(f"{len(data) - source.tell()} bytes follow the CBOR value")
+    return value
