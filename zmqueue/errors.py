@@ -285,6 +285,12 @@ class ReservedName(ZmqueueError):
     code = 1012
 
 
+class PortInUse(ZmqueueError):
+    """Another process listens on this port."""
+
+    code = 1013
+
+
 # -- on the client's side only -----------------------------------------------------------------------------------
 
 

@@ -26,11 +26,11 @@ Text = Annotated[str, Meta(max_length=4096)]
 Id64 = Annotated[int, Meta(ge=-1, le=2**62)]
 
 
-class Message(Struct, forbid_unknown_fields=True, frozen=True):
+class Message(Struct, forbid_unknown_fields=True):
     """Base of all messages: a map on the wire."""
 
 
-class Row(Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+class Row(Struct, array_like=True, forbid_unknown_fields=True):
     """An entry that travels by the hundreds: an array on the wire."""
 
 
@@ -178,7 +178,7 @@ class FetchEntry(Row):
 
 
 class FetchRequest(Message):
-    """Waits until `bytes_min` are there or `wait_ms` have passed. Limits end at batches: the first batch always comes."""
+    """Waits until `bytes_min` are there or `wait_ms` are over. Limits end at batches; one batch always comes."""
 
     wait_ms: Count
     bytes_min: Count
@@ -300,7 +300,7 @@ class ReplicaFetchRequest(Message):
 
 
 class ReplicaFetchResponse(Message):
-    """`diverged_epoch` >= 0: cut back to where that epoch ends, at most `diverged_end`. Else one frame of batches follows."""
+    """`diverged_epoch` >= 0: cut back to where that epoch ends, at most `diverged_end`. Else a frame of batches follows."""
 
     topic_id: TopicId
     partition: PartitionNumber
