@@ -56,8 +56,9 @@ TRANSACTIONAL = 1 << 4
 CONTROL = 1 << 5
 _KNOWN_ATTRIBUTES = _CODEC_MASK | TIMESTAMP_TYPE | TRANSACTIONAL | CONTROL
 HEADERS_PER_RECORD_MAX = 64
-# A body may shrink by compression at most this many times, and never opens into more than RAW_BYTES_MAX.
-RAW_RATIO_MAX = 64
+# A body opens into at most this many times the size limit of a batch, and never into more than RAW_BYTES_MAX: a byte of
+# CBOR can become an object of 64, so this also bounds what a small hostile batch costs its reader.
+RAW_RATIO_MAX = 4
 RAW_BYTES_MAX = 256 * MiB
 _TIMESTAMP_MAX = 1 << 62
 
@@ -154,6 +155,8 @@ def parse_header(data: bytes, at: int = 0) -> BatchHeader:
         raise CorruptBatch("the batch header has reserved bits set")
     if header.record_count > header.last_offset_delta + 1 or header.codec > _CODEC_LAST:
         raise CorruptBatch("the batch header contradicts itself")
+    if header.codec == 0 and header.raw_length != header.body_length:
+        raise CorruptBatch("an uncompressed body has two lengths")
     return header
 
 
@@ -171,8 +174,12 @@ def check_produced(header: BatchHeader, batch_bytes_max: int) -> None:
         raise InvalidRecord("offset and epoch of a batch are given by the leader, not by the producer")
     if header.record_count == 0 or header.record_count != header.last_offset_delta + 1:
         raise InvalidRecord(f"a produced batch of {header.record_count} records spans {header.last_offset_delta + 1}")
-    if header.total_bytes > batch_bytes_max or header.raw_length > RAW_RATIO_MAX * batch_bytes_max:
+    if header.total_bytes > batch_bytes_max:
         raise InvalidRecord(f"a batch of {header.total_bytes} bytes is larger than {batch_bytes_max}")
+    if header.raw_length > RAW_RATIO_MAX * batch_bytes_max:
+        raise InvalidRecord(
+            f"a batch that opens into {header.raw_length} bytes: more than {RAW_RATIO_MAX} times the limit"
+        )
     if header.attributes & CONTROL:
         raise InvalidRecord("control batches are written by brokers alone")
     if not -1 <= header.base_timestamp <= header.max_timestamp < _TIMESTAMP_MAX:
@@ -200,6 +207,7 @@ def encode(
     base_sequence: int = -1,
 ) -> Batch:
     """Close records into a batch, with offset and epoch still unassigned."""
+    assert len(values) > 0, "a batch has records"
     raw = cbor.dumps([timestamp_deltas, keys, values, headers, offset_deltas])
     body = _compress(codec, raw)
     if max_timestamp is None:
@@ -232,7 +240,7 @@ def decode(header: BatchHeader, body: bytes) -> Columns:
         raise CorruptBatch(str(error)) from error
     if type(columns) is not list or len(columns) != len(Columns._fields):
         raise CorruptBatch("a batch body is an array of five columns")
-    _check_columns(columns, header.record_count)
+    _check_columns(columns, header)
     return Columns(*columns)
 
 
@@ -247,7 +255,8 @@ def split(data: bytes) -> Iterator[Batch]:
         at += header.total_bytes
 
 
-def _check_columns(columns: list[Any], count: int) -> None:
+def _check_columns(columns: list[Any], header: BatchHeader) -> None:
+    count = header.record_count
     for column in columns:
         if column is not None and (type(column) is not list or len(column) != count):
             raise CorruptBatch(f"a column does not hold {count} entries")
@@ -259,11 +268,23 @@ def _check_columns(columns: list[Any], count: int) -> None:
     for integers in (timestamps, offsets):
         if integers is not None and set(map(type, integers)) - {int}:
             raise CorruptBatch("timestamp and offset deltas are integers")
-    if offsets is not None and any(b <= a for a, b in zip([-1, *offsets], offsets, strict=False)):
-        raise CorruptBatch("offset deltas do not increase")
+    # Readers add the base and keep the sum in 64 bits.
+    if timestamps and not -_TIMESTAMP_MAX < min(timestamps) <= max(timestamps) < _TIMESTAMP_MAX:
+        raise CorruptBatch("timestamp deltas are out of range")
+    _check_offsets(offsets, header)
     if headers is not None:
         for pairs in headers:
             _check_headers(pairs)
+
+
+def _check_offsets(offsets: list[int] | None, header: BatchHeader) -> None:
+    if offsets is None:
+        if header.record_count != header.last_offset_delta + 1:
+            raise CorruptBatch("a batch with gaps does not say which offsets its records have")
+    elif any(b <= a for a, b in zip([-1, *offsets], offsets, strict=False)):
+        raise CorruptBatch("offset deltas do not increase")
+    elif offsets and offsets[-1] > header.last_offset_delta:
+        raise CorruptBatch("an offset delta is beyond the batch's last")
 
 
 def _check_headers(pairs: Any) -> None:
@@ -286,8 +307,6 @@ def _compress(codec: int, raw: bytes) -> bytes:
 def _decompress(header: BatchHeader, body: bytes) -> bytes:
     """Never allocates more than the header announces, and the header's announcement is bounded when it is produced."""
     if header.codec == 0:
-        if header.raw_length != header.body_length:
-            raise CorruptBatch("an uncompressed body has two lengths")
         return body
     if header.raw_length > RAW_BYTES_MAX:
         raise CorruptBatch(f"a body of {header.raw_length} bytes is larger than {RAW_BYTES_MAX}")

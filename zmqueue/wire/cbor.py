@@ -1,7 +1,8 @@
 """CBOR as zmqueue reads and writes it: plain values only.
 
 Bytes from outside may hold CBOR tags that build cycles, compile patterns or allocate big numbers; all of them are
-refused, as are indefinite lengths, duplicate or non-text keys, deep nesting, and anything after the first value.
+refused, as are indefinite lengths, duplicate keys, keys that are not strings, deep nesting, and anything after the
+first value.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from typing import Any
 import cbor2
 
 from zmqueue.errors import BadFrame
+from zmqueue.model import KiB
 
 DEPTH_MAX = 8
+# Bodies are in memory already: few large reads are cheaper than many of cbor2's default.
+_READ_BYTES = 64 * KiB
 
 dumps = cbor2.dumps
 
@@ -43,6 +47,7 @@ def loads(data: bytes | bytearray | memoryview) -> Any:
     try:
         value = cbor2.CBORDecoder(
             source,
+            read_size=_READ_BYTES,
             max_depth=DEPTH_MAX,
             allow_indefinite=False,
             allow_duplicate_keys=False,
