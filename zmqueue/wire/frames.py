@@ -26,7 +26,8 @@ VERSION = 1
 _HEAD = struct.Struct("<BBHQ")
 _ROUTE = struct.Struct(">16sI")
 BEACON_ROUTE = _ROUTE.pack(bytes(16), 0xFFFFFFFF)
-FRAMES_MAX = 2 * 1024 + 2
+# Head and body, and then at most two frames for each of 1,024 produced batches, or one for each of 4,096 fetches.
+FRAMES_MAX = 2 + 4096
 
 M = TypeVar("M", bound=Struct)
 
@@ -94,11 +95,10 @@ def pack(message: Struct) -> bytes:
 
 
 def unpack(data: bytes, cls: type[M]) -> M:
-    """Decode a body and hold it against its type. Raises InvalidRequest or BadFrame."""
-    value = cbor.loads(data)
+    """Decode a body and hold it against its type. Raises InvalidRequest."""
     try:
-        return msgspec.convert(value, cls, builtin_types=(bytes,))
-    except msgspec.ValidationError as error:
+        return msgspec.convert(cbor.loads(data), cls, builtin_types=(bytes,))
+    except (BadFrame, msgspec.ValidationError) as error:
         raise InvalidRequest(f"{cls.__name__}: {error}") from error
 
 
@@ -111,7 +111,9 @@ def response(head: Head, message: Struct, raw: list[bytes] | None = None) -> lis
 
 
 def failure(head: Head, code: int, message: str) -> list[bytes]:
-    body = pack(messages.Failure(code, message[:4096]))
+    # Texts of errors may quote file names, which need not be Unicode.
+    text = message[: messages.TEXT_MAX].encode(errors="replace").decode()
+    body = pack(messages.Failure(code, text))
     return [_HEAD.pack(VERSION, Kind.FAILURE, head.operation, head.correlation), body]
 
 

@@ -22,7 +22,8 @@ Epoch = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 ErrorCode = Annotated[int, Meta(ge=-1, le=9_999)]
 Name = Annotated[str, Meta(max_length=249)]
-Text = Annotated[str, Meta(max_length=4096)]
+TEXT_MAX = 4096
+Text = Annotated[str, Meta(max_length=TEXT_MAX)]
 Id64 = Annotated[int, Meta(ge=-1, le=2**62)]
 
 
@@ -300,7 +301,10 @@ class ReplicaFetchRequest(Message):
 
 
 class ReplicaFetchResponse(Message):
-    """`diverged_epoch` >= 0: cut back to where that epoch ends, at most `diverged_end`. Else a frame of batches follows."""
+    """`diverged_epoch` >= 0: cut back to where that epoch ends, at most `diverged_end`.
+
+    Otherwise a frame of batches follows.
+    """
 
     topic_id: TopicId
     partition: PartitionNumber
