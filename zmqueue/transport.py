@@ -64,10 +64,16 @@ class Socket:
         self._raw.setsockopt(zmq.UNSUBSCRIBE, prefix)
 
     def connect(self, host: str, port: int) -> None:
-        self._raw.connect(_address(host, port))
+        try:
+            self._raw.connect(_address(host, port))
+        except zmq.ZMQError as error:
+            raise NetworkError(f"cannot connect to {host}:{port}: {error}") from error
 
     def disconnect(self, host: str, port: int) -> None:
-        self._raw.disconnect(_address(host, port))
+        try:
+            self._raw.disconnect(_address(host, port))
+        except zmq.ZMQError as error:
+            raise NetworkError(f"not connected to {host}:{port}: {error}") from error
 
 
 class Waker:
@@ -121,8 +127,13 @@ class Transport:
         # Without a connection nothing is queued: what was meant for a dead broker must not reach its successor late.
         raw.setsockopt(zmq.IMMEDIATE, 1)
         monitor = self._monitored(raw, on_link) if on_link is not None else None
-        raw.connect(_address(host, port))
-        return self._watched(raw, on_ready, monitor)
+        socket = self._watched(raw, on_ready, monitor)
+        try:
+            socket.connect(host, port)
+        except NetworkError:
+            self.close_socket(socket)
+            raise
+        return socket
 
     def publisher(self, host: str, port: int, *, queue_frames_max: int = QUEUE_FRAMES_MAX) -> Socket:
         raw = self._make(zmq.PUB, FRAME_BYTES_MAX)
@@ -150,6 +161,9 @@ class Transport:
                 handler()
 
     def close_socket(self, socket: Socket) -> None:
+        """Closing a closed one does nothing. A handler may close its own socket."""
+        if socket._raw.closed:
+            return
         for raw in (socket._raw, socket._monitor):
             if raw is None:
                 continue
@@ -165,7 +179,10 @@ class Transport:
         self._handlers.clear()
 
     def _make(self, kind: int, frame_bytes_max: int) -> zmq.Socket[bytes]:
-        raw = self._context.socket(kind)
+        try:
+            raw = self._context.socket(kind)
+        except zmq.ZMQError as error:
+            raise NetworkError(f"cannot make a socket: {error}") from error
         raw.setsockopt(zmq.LINGER, 0)
         raw.setsockopt(zmq.SNDHWM, QUEUE_FRAMES_MAX)
         raw.setsockopt(zmq.RCVHWM, QUEUE_FRAMES_MAX)
@@ -198,7 +215,7 @@ class Transport:
         monitor: zmq.Socket[bytes] = raw.get_monitor_socket(events)
 
         def on_ready() -> None:
-            while True:
+            while not monitor.closed:  # on_link may close the socket
                 try:
                     frames = monitor.recv_multipart(zmq.DONTWAIT)
                 except zmq.Again:
