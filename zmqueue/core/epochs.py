@@ -1,0 +1,38 @@
+"""Which leader epoch wrote which part of a log. A pure function of the batches in it.
+
+Invariant: epochs and start offsets both increase strictly. Two logs that agree on the epoch of their last common record
+agree on everything before it; so comparing epochs finds where a follower left its leader's history.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+NO_EPOCH = -1
+
+
+class Epochs:
+    def __init__(self, entries: list[tuple[int, int]] | None = None) -> None:
+        self.entries: list[tuple[int, int]] = list(entries or ())
+
+    @property
+    def last(self) -> int:
+        """The epoch of the last record, NO_EPOCH in an empty log."""
+        return self.entries[-1][0] if self.entries else NO_EPOCH
+
+    def note(self, epoch: int, start: int) -> None:
+        """A batch of this epoch was appended at this offset."""
+        if epoch != self.last:
+            assert epoch > self.last, "epochs never go back within a log"
+            self.entries.append((epoch, start))
+
+    def end_of(self, epoch: int, log_start: int, log_end: int) -> tuple[int, int]:
+        """The highest epoch at or below this one that the log knows, and the offset where it ends."""
+        at = bisect_right(self.entries, (epoch, 1 << 62))
+        if at == 0:
+            return NO_EPOCH, log_start
+        return self.entries[at - 1][0], self.entries[at][1] if at < len(self.entries) else log_end
+
+    def truncate(self, end: int) -> None:
+        while self.entries and self.entries[-1][1] >= end:
+            self.entries.pop()
