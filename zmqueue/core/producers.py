@@ -1,9 +1,9 @@
 """What each idempotent producer last wrote into one partition: a pure function of the log.
 
 Sequences count records. A batch that continues its producer's sequence is new; one that repeats any of the last
-REMEMBERED batches is a duplicate with a known offset; one that is older is a duplicate without; anything else is refused,
-because accepting it would leave a hole or write twice. Leaders and followers keep the table alike as they append, and
-rebuild it from the log after a truncation, so whoever leads next knows what the last leader knew.
+REMEMBERED batches is a duplicate with a known offset; one that is older is a duplicate without; anything else is
+refused, because accepting it would leave a hole or write twice. Leaders and followers keep the table alike as they
+append, and rebuild it from the log after a truncation, so whoever leads next knows what the last leader knew.
 """
 
 from __future__ import annotations

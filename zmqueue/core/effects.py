@@ -1,0 +1,180 @@
+"""What the core asks of the world. Each effect is an order to the shell, which reports back by an event.
+
+Effects of one step are performed in their order. If an `Append` fails, the rest of the step is dropped and the replica
+hears `on_append_failed` instead, so that nothing is published, acknowledged or flushed that was not written.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from zmqueue.core.commands import Command, IsrChange, Outcome
+from zmqueue.model import PartitionKey
+from zmqueue.wire.batch import Batch
+from zmqueue.wire.messages import BeaconRow, ProduceResult, ReplicaFetchRequest, ReplicaFetchResponse
+
+Token = Any  # the shell's own handle for whoever waits for an answer; the core only hands it back
+
+
+class Effect(Struct, gc=False):
+    """Base of all effects."""
+
+
+# -- the log -----------------------------------------------------------------------------------------------------
+
+
+class OpenLog(Effect):
+    """Open or create a partition's log; then `on_opened`."""
+
+    key: PartitionKey
+    storage: str
+
+
+class CloseLog(Effect):
+    """Stop serving a partition, and remove its files if it is deleted."""
+
+    key: PartitionKey
+    delete: bool
+
+
+class Append(Effect):
+    key: PartitionKey
+    batches: list[Batch]
+
+
+class Truncate(Effect):
+    """Cut the log back to this end, durably; then `on_truncated`."""
+
+    key: PartitionKey
+    end: int
+
+
+class Reset(Effect):
+    """Drop the whole log and begin anew at this offset; then `on_truncated`."""
+
+    key: PartitionKey
+    start: int
+
+
+class Flush(Effect):
+    """Make durable what is appended; then `on_flushed`."""
+
+    key: PartitionKey
+
+
+# -- among brokers -----------------------------------------------------------------------------------------------
+
+
+class Publish(Effect):
+    """Push new batches to whoever follows."""
+
+    key: PartitionKey
+    leader_epoch: int
+    base_offset: int
+    prev_epoch: int
+    high_watermark: int
+    log_end: int
+    batches: list[Batch]
+
+
+class PublishBeacon(Effect):
+    rows: list[BeaconRow]
+
+
+class Follow(Effect):
+    """Receive (or no longer receive) what is pushed for this partition."""
+
+    key: PartitionKey
+    on: bool
+
+
+class SendAck(Effect):
+    key: PartitionKey
+    leader: int
+    leader_epoch: int
+    durable_end: int
+
+
+class SendFetch(Effect):
+    leader: int
+    request: ReplicaFetchRequest
+
+
+class AnswerFetch(Effect):
+    """To a follower, without records."""
+
+    token: Token
+    response: ReplicaFetchResponse
+
+
+class SendBatches(Effect):
+    """To a follower, with the records from this offset on, read from the log."""
+
+    token: Token
+    key: PartitionKey
+    offset: int
+    bytes_max: int
+    response: ReplicaFetchResponse
+
+
+class SendHeartbeat(Effect):
+    controller: int
+
+
+# -- clients -----------------------------------------------------------------------------------------------------
+
+
+class AnswerProduce(Effect):
+    token: Token
+    result: ProduceResult
+
+
+class Advanced(Effect):
+    """More records can be read: waiting fetches may be answered."""
+
+    key: PartitionKey
+
+
+class Moved(Effect):
+    """This broker no longer leads the partition: waiting fetches hear so."""
+
+    key: PartitionKey
+
+
+class AnswerCommand(Effect):
+    token: Token
+    outcome: Outcome
+
+
+# -- metadata ----------------------------------------------------------------------------------------------------
+
+
+class ProposeIsr(Effect):
+    key: PartitionKey
+    change: IsrChange
+
+
+class Ask(Effect):
+    """A command this broker wants committed, once; asking again while it is under way changes nothing."""
+
+    command: Command
+
+
+class Propose(Effect):
+    """Hand these bytes to Raft. The same bytes may be proposed again."""
+
+    data: bytes
+
+
+class Registered(Effect):
+    """Our registration is applied: remember it on disk before anything is served."""
+
+    incarnation: int
+
+
+class Halt(Effect):
+    """Stop the process: going on would be wrong."""
+
+    reason: str

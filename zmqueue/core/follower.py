@@ -1,0 +1,194 @@
+"""A replica while it follows, in one leader epoch. A new epoch gets a new object: nothing carries over but the log.
+
+It begins unestablished: it fetches, and where its history leaves the leader's it cuts its own log back, until a fetch
+finds both in agreement. From then on, in this epoch, it never truncates. Pushes are appended only if they continue the
+log exactly; a gap is fetched, and pushes that arrive meanwhile are held, so that it gets back into the stream.
+
+Invariants:
+- at most one fetch is outstanding, and an answer is used only if it answers the newest one, once;
+- what is acknowledged is a durable, contiguous prefix of the leader's log;
+- the high watermark is a hint: it is never a point to truncate to.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from zmqueue.config import ReplicationConfig
+from zmqueue.core.effects import Append, Effect, Flush, Reset, SendAck, SendFetch, Truncate
+from zmqueue.core.log_view import LogView
+from zmqueue.model import PartitionKey
+from zmqueue.wire.batch import Batch
+from zmqueue.wire.messages import BeaconRow, Push, ReplicaFetchRequest, ReplicaFetchResponse
+
+RETRY_MS = 50
+
+
+class Follower:
+    def __init__(
+        self,
+        key: PartitionKey,
+        broker: int,
+        broker_epoch: int,
+        cluster_id: str,
+        log: LogView,
+        leader: int,
+        leader_epoch: int,
+        config: ReplicationConfig,
+    ) -> None:
+        self.key = key
+        self.broker = broker
+        self.broker_epoch = broker_epoch
+        self.cluster_id = cluster_id
+        self.log = log
+        self.leader = leader
+        self.epoch = leader_epoch
+        self.established = False
+        self._config = config
+        self._fetch_id = 0
+        self._fetching = False
+        self._fetch_due_ms: int | None = 0  # when to fetch (again); None while nothing is missing
+        self._held: deque[tuple[Push, list[Batch]]] = deque()
+        self._held_bytes = 0
+
+    def begin(self, now_ms: int) -> list[Effect]:
+        return self._fetch(now_ms)
+
+    def _fetch(self, now_ms: int) -> list[Effect]:
+        self._fetch_id += 1
+        self._fetching = True
+        self._fetch_due_ms = now_ms + self._config.fetch_timeout_ms
+        request = ReplicaFetchRequest(
+            cluster_id=self.cluster_id,
+            broker=self.broker,
+            broker_epoch=self.broker_epoch,
+            topic_id=self.key.topic_id,
+            partition=self.key.partition,
+            leader_epoch=self.epoch,
+            fetch_id=self._fetch_id,
+            log_end=self.log.log_end,
+            last_epoch=self.log.epochs.last,
+            durable_end=self.log.durable_end,
+            bytes_max=self._config.fetch_bytes_max,
+        )
+        return [SendFetch(self.leader, request)]
+
+    def on_fetched(self, response: ReplicaFetchResponse, batches: list[Batch], now_ms: int) -> list[Effect]:
+        if not self._fetching or response.fetch_id != self._fetch_id or response.leader_epoch != self.epoch:
+            return []
+        self._fetching = False
+        self._fetch_due_ms = now_ms + RETRY_MS
+        if response.error:
+            return []
+        if response.diverged_epoch >= 0 or response.diverged_end >= 0:
+            if self.established:
+                return []
+            return self._cut_back(response.diverged_epoch, response.diverged_end)
+        if response.log_start > self.log.log_end:
+            # The leader no longer has what we lack. Unestablished again: the next answer must prove agreement.
+            self.established = False
+            return [Reset(self.key, response.log_start)]
+        self.established = True
+        self._fetch_due_ms = None
+        fresh = [batch for batch in batches if batch.header.base_offset >= self.log.log_end]
+        effects = self._append(fresh, response.high_watermark) + self._release()
+        if self.log.log_end < response.log_end:
+            effects += self._fetch(now_ms)
+        return effects
+
+    def _cut_back(self, epoch: int, end: int) -> list[Effect]:
+        """To where the leader's and our own history part: the end of the last epoch that both know."""
+        _, own_end = self.log.epochs.end_of(epoch, self.log.log_start, self.log.log_end)
+        return [Truncate(self.key, max(self.log.log_start, min(own_end, end)))]
+
+    def on_truncated(self, now_ms: int) -> list[Effect]:
+        return self._fetch(now_ms)
+
+    def on_push(self, push: Push, batches: list[Batch], now_ms: int) -> list[Effect]:
+        if push.leader_epoch != self.epoch or push.broker != self.leader:
+            return []
+        if not self.established or self._fetching:
+            self._hold(push, batches)
+            return []
+        if not self._continues(push):
+            self._hold(push, batches)
+            return self._fetch(now_ms)
+        fresh = [batch for batch in batches if batch.header.base_offset >= self.log.log_end]
+        return self._append(fresh, push.high_watermark)
+
+    def _continues(self, push: Push) -> bool:
+        """Whether a push has no gap before it and, at our very end, follows the record that we have there."""
+        log = self.log
+        return push.base_offset < log.log_end or (
+            push.base_offset == log.log_end and push.prev_epoch == log.epochs.last
+        )
+
+    def _hold(self, push: Push, batches: list[Batch]) -> None:
+        size = sum(batch.header.total_bytes for batch in batches)
+        if self._held_bytes + size <= self._config.held_bytes_max:
+            self._held.append((push, batches))
+            self._held_bytes += size
+
+    def _release(self) -> list[Effect]:
+        """Append those held pushes that now continue the log; one that does not waits for the next fetch, or is over."""
+        effects: list[Effect] = []
+        while self._held:
+            push, batches = self._held[0]
+            if push.base_offset > self.log.log_end:
+                break
+            self._held.popleft()
+            self._held_bytes -= sum(batch.header.total_bytes for batch in batches)
+            if self._continues(push):
+                fresh = [batch for batch in batches if batch.header.base_offset >= self.log.log_end]
+                effects += self._append(fresh, push.high_watermark)
+        return effects
+
+    def _append(self, batches: list[Batch], high_watermark: int) -> list[Effect]:
+        """Contiguous batches at our end. Whatever does not continue the log is not appended."""
+        fitting: list[Batch] = []
+        end = self.log.log_end
+        epoch = self.log.epochs.last
+        for batch in batches:
+            header = batch.header
+            if header.base_offset != end or header.leader_epoch < epoch or header.leader_epoch > self.epoch:
+                break
+            fitting.append(batch)
+            end, epoch = header.next_offset, header.leader_epoch
+        if fitting:
+            self.log.note_appended(fitting)
+        self.log.high_watermark = max(self.log.high_watermark, min(high_watermark, self.log.log_end))
+        return [Append(self.key, fitting), Flush(self.key)] if fitting else []
+
+    def on_beacon(self, row: BeaconRow, now_ms: int) -> list[Effect]:
+        """Pushes and beacons come in order: a beacon beyond our end means that pushes were lost."""
+        if row.leader_epoch != self.epoch or not self.established or self._fetching:
+            return []
+        log = self.log
+        log.high_watermark = max(log.high_watermark, min(row.high_watermark, log.log_end))
+        if row.log_end > log.log_end:
+            return self._fetch(now_ms)
+        # The leader lists us as behind although we are not: an acknowledgement was lost.
+        return self._ack() if log.durable_end == log.log_end else []
+
+    def on_flushed(self) -> list[Effect]:
+        return self._ack() if self.established else []
+
+    def _ack(self) -> list[Effect]:
+        return [SendAck(self.key, self.leader, self.epoch, self.log.durable_end)]
+
+    def on_append_failed(self, now_ms: int) -> list[Effect]:
+        """The log is as it was before: ask again, a little later."""
+        self._held.clear()
+        self._held_bytes = 0
+        self._fetching = False
+        self._fetch_due_ms = now_ms + self._config.fetch_timeout_ms
+        return []
+
+    def on_tick(self, now_ms: int) -> list[Effect]:
+        if self._fetch_due_ms is not None and now_ms >= self._fetch_due_ms:
+            return self._fetch(now_ms)
+        return []
+
+    @property
+    def is_busy(self) -> bool:
+        return self._fetch_due_ms is not None
