@@ -158,7 +158,9 @@ class UncleanElect(Command, tag="unclean_elect"):
 
 
 class Barrier(Command, tag="barrier"):
-    """Nothing: once it is applied, everything committed before it is applied too."""
+    """Nothing: once it is applied, everything committed before this Raft term is applied too."""
+
+    term: int
 
 
 class Digest(Command, tag="digest"):

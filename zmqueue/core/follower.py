@@ -130,7 +130,7 @@ class Follower:
             self._held_bytes += size
 
     def _release(self) -> list[Effect]:
-        """Append those held pushes that now continue the log; one that does not waits for the next fetch, or is over."""
+        """Append those held pushes that now continue the log; others wait or are over."""
         effects: list[Effect] = []
         while self._held:
             push, batches = self._held[0]

@@ -3,7 +3,7 @@
 Invariants:
 - high_watermark = min(own durable end, acknowledged end of every member of the maximal ISR), moves only forward, and
   only while the applied ISR has at least min_insync_replicas members;
-- the maximal ISR is the applied ISR plus whoever a proposal under way would add: both outcomes of the proposal are safe;
+- the maximal ISR is the applied ISR plus whoever a proposal under way would add: both outcomes are safe;
 - at most one ISR proposal is under way, its content fixed when it is made; it ends when its result is applied here;
 - a follower's entry belongs to this leader epoch and to one life (broker epoch) of the follower;
 - an acks=all produce is answered with success only when the high watermark has passed it.

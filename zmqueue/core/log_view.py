@@ -1,7 +1,7 @@
 """What the core knows of one partition's log, kept in step with the log by the effects it orders.
 
-Invariants: log_start <= durable_end <= log_end; high_watermark <= log_end; epochs and producers are what a reader of the
-whole log would compute.
+Invariants: log_start <= durable_end <= log_end; high_watermark <= log_end; epochs and producers are what a reader of
+the whole log would compute.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ from zmqueue.model import NO_BROKER, PartitionKey, check_topic_name
 from zmqueue.wire import cbor
 
 FORMAT = 1
+RETIRED_MAX = 64
 
 
 class BrokerState(Struct):
@@ -40,6 +41,7 @@ class BrokerState(Struct):
     leaving: bool  # shutting down by its own will: not to be unfenced again in this epoch
     dir_id: bytes
     incarnation: int
+    retired: list[int]  # former lives of its process; a registration of one of them is late and void
     host: str
     client_port: int
     push_port: int
@@ -178,6 +180,8 @@ class ClusterState:
 
     def _register(self, command: c.Register) -> int:
         known = self.brokers.get(command.broker)
+        if known is not None and command.incarnation in known.retired:
+            raise errors.StaleCommand("a later life of this broker has registered")
         epoch = known.epoch + 1 if known else 1
         unclean = command.unclean or (
             known is not None and (known.dir_id != command.dir_id or known.incarnation not in command.previous)
@@ -190,6 +194,7 @@ class ClusterState:
             leaving=False,
             dir_id=command.dir_id,
             incarnation=command.incarnation,
+            retired=command.previous[-RETIRED_MAX:],
             host=command.host,
             client_port=command.client_port,
             push_port=command.push_port,

@@ -253,12 +253,13 @@ class DescribePartitionsResponse(Message):
 
 
 class Heartbeat(Message):
-    """From a broker to the controller. `index` is how far it has applied the metadata."""
+    """From a broker to the controller. `index` is how far it has applied the metadata; `sent_ms` is its own clock."""
 
     cluster_id: Name
     broker: BrokerId
     broker_epoch: Epoch
     index: Id64
+    sent_ms: Id64
 
 
 class HeartbeatReply(Message):
@@ -266,6 +267,7 @@ class HeartbeatReply(Message):
 
     ok: bool
     controller: BrokerId
+    sent_ms: Id64
 
 
 class AckRow(Row):
