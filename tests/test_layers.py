@@ -28,6 +28,8 @@ ORDER: list[set[str]] = [
     {"transport"},
     {"broker", "client"},
     {"gateway", "spark"},
+    {"processes"},
+    {"status"},
     {"supervisor"},
     {"cli"},
     {"testing"},
@@ -145,7 +147,7 @@ def test_a_breach_is_seen(path, source, fault):
         ("transport.py", "import zmq.utils.monitor"),
         ("broker/raft.py", "from pysyncobj import SyncObj"),
         ("broker/raft_journal.py", "import pysyncobj"),
-        ("supervisor.py", "from zmqueue.broker.raft import format_folder"),
+        ("supervisor.py", "from zmqueue.broker.raft_folder import format_folder"),
         ("core/replica.py", "from . import effects\nfrom zmqueue.wire import batch\nfrom zmqueue import errors"),
     ],
 )

@@ -428,9 +428,9 @@ def new_cluster_file(config: Config, cluster_id: str) -> ClusterFile:
     return ClusterFile(CLUSTER_FORMAT, cluster_id, config.cluster.storage, config.cluster.port_offset, members)
 
 
-def read_cluster_file(data_dir: Path) -> ClusterFile | None:
+def read_cluster_file(data_dir: Path, name: str = CLUSTER_FILE) -> ClusterFile | None:
     """The cluster that `data_dir` holds, or None if it holds none."""
-    path = data_dir / CLUSTER_FILE
+    path = data_dir / name
     try:
         raw = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):

@@ -1,0 +1,227 @@
+"""`consume`: records of a topic as lines, as JSON, or in a format of one's own. Values pass through as raw bytes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
+
+import click
+
+from zmqueue.cli.options import Choices, Failed, bootstrap_option
+
+if TYPE_CHECKING:
+    from zmqueue.model import ConsumerRecord, TopicPartition
+
+POLL_MS = 200
+Write = Callable[["ConsumerRecord"], bytes]
+
+
+class Where(NamedTuple):
+    """Where to begin: `at` an offset, `back` from the end, at a `time` in ms, or at one of the two ends."""
+
+    kind: Literal["start", "end", "at", "back", "time"]
+    number: int = 0
+
+
+def parse_where(text: str) -> Where:
+    if text in ("start", "end"):
+        return Where("start" if text == "start" else "end")
+    if re.fullmatch(r"[0-9]{1,18}", text):
+        return Where("at", int(text))
+    if re.fullmatch(r"-[0-9]{1,18}", text):
+        return Where("back", int(text[1:]))
+    if text.startswith("@"):
+        return Where("time", parse_time_ms(text[1:]))
+    raise click.UsageError(f"-o {text!r} is none of start, end, N, -N, @TIME")
+
+
+def parse_time_ms(text: str) -> int:
+    """Milliseconds since 1970, or ISO 8601; local time if it names no zone."""
+    if re.fullmatch(r"[0-9]{1,15}", text):
+        return int(text)
+    try:
+        return int(datetime.fromisoformat(text).astimezone(UTC).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise click.UsageError(f"-o @{text}: not milliseconds and not a time such as 2025-01-31T12:00:00Z") from None
+
+
+# -- formats -----------------------------------------------------------------------------------------------------
+
+_ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
+_FIELDS: dict[str, Write] = {
+    "t": lambda record: record.topic.encode(),
+    "p": lambda record: b"%d" % record.partition,
+    "o": lambda record: b"%d" % record.offset,
+    "k": lambda record: record.key or b"",
+    "v": lambda record: record.value or b"",
+    "T": lambda record: b"%d" % record.timestamp,
+    "h": lambda record: b",".join(name.encode() + b"=" + (value or b"") for name, value in record.headers or ()),
+}
+
+
+def compile_format(text: str) -> Write:
+    """`%t %p %o %k %v %T %h` and `%%`, with \\n, \\t, \\r, \\0, \\xHH and \\\\."""
+    parts: list[bytes | Write] = []
+    for piece in re.finditer(r"%(?P<field>.?)|\\x(?P<hex>[0-9a-fA-F]{2})|\\(?P<escape>.?)|[^%\\]+", text, re.DOTALL):
+        field, escape = piece["field"], piece["escape"]
+        if field is not None:
+            if field != "%" and field not in _FIELDS:
+                raise click.UsageError(f"-f: unknown field %{field}; there are %t %p %o %k %v %T %h %%")
+            parts.append(b"%" if field == "%" else _FIELDS[field])
+        elif piece["hex"] is not None:
+            parts.append(bytes.fromhex(piece["hex"]))
+        elif escape is not None:
+            if escape not in _ESCAPES:
+                raise click.UsageError(f"-f: unknown escape \\{escape}; there are \\n \\t \\r \\0 \\xHH \\\\")
+            parts.append(_ESCAPES[escape])
+        else:
+            parts.append(piece[0].encode(errors="surrogateescape"))
+    return lambda record: b"".join(part if isinstance(part, bytes) else part(record) for part in parts)
+
+
+def as_json(record: ConsumerRecord) -> bytes:
+    fields = {
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+        "key": readable(record.key),
+        "value": readable(record.value),
+        "headers": [[name, readable(value)] for name, value in record.headers or ()],
+    }
+    return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
+
+
+def readable(raw: bytes | None) -> Any:
+    """Text where it is UTF-8, else base64, so that nothing is lost."""
+    if raw is None:
+        return None
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(raw).decode()}
+
+
+# -- the command -------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("topic")
+@click.option(
+    "-o",
+    "--offset",
+    "where",
+    default="end",
+    show_default=True,
+    metavar="start|end|N|-N|@TIME",
+    help="Where to begin: an end, an offset, N before the end (per partition), or a time (ISO or ms).",
+)
+@click.option(
+    "-p",
+    "--partition",
+    "partitions",
+    type=click.IntRange(min=0),
+    multiple=True,
+    help="Only this partition; repeatable.  [default: all]",
+)
+@click.option("-n", "--count", type=click.IntRange(min=1), help="Stop after so many records.")
+@click.option("-e", "--exit-at-end", is_flag=True, help="Stop at what was the end when the command started.")
+@click.option(
+    "-f",
+    "--format",
+    "format_",
+    default=r"%v\n",
+    show_default=True,
+    metavar="FORMAT|json",
+    help="%t topic, %p partition, %o offset, %k key, %v value, %T timestamp, %h headers, \\n and so on.",
+)
+@bootstrap_option
+@click.pass_obj
+def consume(
+    choices: Choices,
+    topic: str,
+    where: str,
+    partitions: tuple[int, ...],
+    count: int | None,
+    exit_at_end: bool,
+    format_: str,
+) -> None:
+    """Print the records of TOPIC.
+
+    With -f json, one object a line: topic, partition, offset, timestamp, key, value, headers; text where it is UTF-8,
+    else {"base64": …}.
+    """
+    from zmqueue import Consumer
+    from zmqueue.model import TopicPartition, check_topic_name
+
+    check_topic_name(topic, internal=True)
+    begin = parse_where(where)
+    write = as_json if format_ == "json" else compile_format(format_)
+    with Consumer(
+        bootstrap_servers=choices.bootstrap, auto_offset_reset="earliest", enable_auto_commit=False
+    ) as consumer:
+        known = consumer.partitions_for_topic(topic)
+        if not known:
+            raise Failed(3, f"no topic {topic!r}")
+        missing = sorted(set(partitions) - set(known))
+        if missing:
+            raise Failed(3, f"topic {topic!r} has no partition {missing[0]}: there are 0 to {max(known)}")
+        assigned = [TopicPartition(topic, number) for number in sorted(set(partitions) or set(known))]
+        consumer.assign(assigned)
+        seek(consumer, assigned, begin)
+        ends = consumer.end_offsets(assigned) if exit_at_end else None
+        copy(consumer, assigned, ends, count, write, sys.stdout.buffer)
+
+
+def seek(consumer: Any, assigned: list[TopicPartition], begin: Where) -> None:
+    match begin.kind:
+        case "start":
+            consumer.seek_to_beginning(*assigned)
+        case "end":
+            consumer.seek_to_end(*assigned)
+        case "at":
+            for partition in assigned:
+                consumer.seek(partition, begin.number)
+        case "back":
+            first, ends = consumer.beginning_offsets(assigned), consumer.end_offsets(assigned)
+            for partition in assigned:
+                consumer.seek(partition, max(first[partition], ends[partition] - begin.number))
+        case "time":
+            found = consumer.offsets_for_times(dict.fromkeys(assigned, begin.number))
+            for partition in assigned:
+                if found.get(partition) is None:  # nothing is that young
+                    consumer.seek_to_end(partition)
+                else:
+                    consumer.seek(partition, found[partition].offset)
+
+
+def copy(
+    consumer: Any,
+    assigned: list[TopicPartition],
+    ends: dict[TopicPartition, int] | None,
+    count: int | None,
+    write: Write,
+    out: IO[bytes],
+) -> None:
+    """Prints records until `count` of them or, where `ends` are given, until every partition has reached its own."""
+    left = count
+    while ends is None or any(consumer.position(partition) < ends[partition] for partition in assigned):
+        polled = consumer.poll(timeout_ms=POLL_MS, max_records=left)
+        for partition, records in polled.items():
+            for record in records:
+                if ends is not None and record.offset >= ends[partition]:
+                    break
+                out.write(write(record))
+                if left is not None:
+                    left -= 1
+                    if left == 0:
+                        out.flush()
+                        return
+        if polled:
+            out.flush()
+    out.flush()
