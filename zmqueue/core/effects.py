@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from zmqueue.core.commands import Command, IsrChange, Outcome
+from zmqueue.core.commands import AnyCommand, IsrChange, Outcome
 from zmqueue.model import PartitionKey
 from zmqueue.wire.batch import Batch
 from zmqueue.wire.messages import BeaconRow, ProduceResult, ReplicaFetchRequest, ReplicaFetchResponse
@@ -159,7 +159,7 @@ class ProposeIsr(Effect):
 class Ask(Effect):
     """A command this broker wants committed, once; asking again while it is under way changes nothing."""
 
-    command: Command
+    command: AnyCommand
 
 
 class Propose(Effect):

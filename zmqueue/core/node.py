@@ -34,7 +34,7 @@ from zmqueue.core.effects import (
 from zmqueue.core.epochs import Epochs
 from zmqueue.core.lease import NEVER, Lease
 from zmqueue.core.log_view import LogView
-from zmqueue.core.metadata import Applied, BrokerState, ClusterState
+from zmqueue.core.metadata import Applied, ClusterState
 from zmqueue.core.producers import Producers
 from zmqueue.core.proposer import Proposer
 from zmqueue.core.replica import Replica
@@ -389,8 +389,8 @@ class Node:
         self._last_tick_ms = now_ms
         if stalled:
             self._controller.on_stall(now_ms)
-            for replica in self.replicas.values():
-                replica.on_stall(now_ms)
+            for each in self.replicas.values():
+                each.on_stall(now_ms)
         effects: list[Effect] = []
         for key in list(self._active):
             replica = self.replicas.get(key)
@@ -428,7 +428,3 @@ class Node:
             if known:
                 del self._news[key]
         return [PublishBeacon(rows)] if rows else []
-
-
-def broker_address(broker: BrokerState) -> tuple[str, int, int]:
-    return broker.host, broker.push_port, broker.peer_port
