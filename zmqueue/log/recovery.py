@@ -1,0 +1,235 @@
+"""From whatever a crash left behind to a log that may be served (rule D2).
+
+Every batch is proved: header and body against their checksums, offsets without gaps within and between segments,
+epochs never decreasing. At the first that fails there are two stories:
+
+- A torn tail: the broken batch lies in the last segment and nothing valid lies behind it. A write was cut off by a
+  crash before anyone was told of it; it is cut away.
+- Corruption: anything else. Bytes that were once valid changed, and acknowledged records may be among them. The broken
+  segment and all behind it are renamed, never deleted; what lies whole before the broken batch is kept as the log.
+
+The verdict "corrupt" must reach the cluster: this replica may lack records that it once acknowledged, so it must not be
+elected on the strength of them. After the renaming the log looks whole, and a crash before the broker has told anyone
+would lose the verdict. So a marker is made durable before anything is renamed, and stays until the broker says that the
+cluster knows (`PartitionLog.corruption_registered`).
+
+A valid batch of a version that this build does not read raises FutureFormat, and nothing in the folder is touched.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import NamedTuple
+
+from msgspec import Struct, field
+
+from zmqueue.config import LogConfig
+from zmqueue.errors import CorruptBatch, FutureFormat, StorageFull
+from zmqueue.log.epochs import EpochCache
+from zmqueue.log.files import Files
+from zmqueue.log.segment import Segment, segment_name
+from zmqueue.model import MiB
+from zmqueue.wire.batch import HEADER_BYTES, MAGIC, BatchHeader, check_body, parse_header
+
+MARKER = "corrupt"
+_SALVAGE = ".salvage"
+_READ_BYTES = 1 * MiB
+_SEGMENT = re.compile(r"(\d{20})\.log\Z")
+_OURS = re.compile(rf"{MARKER}\Z|\d{{20}}\.log\.corrupt-\d+\Z|.*\.tmp\Z")
+
+_logger = logging.getLogger(__name__)
+
+
+class Recovery(Struct):
+    """What opening a log found and did. `created`: there was no log, which a replica that once had one must report."""
+
+    truncated_bytes: int = 0
+    corrupt: bool = False
+    quarantined: list[str] = field(default_factory=list)
+    created: bool = False
+
+
+class Recovered(NamedTuple):
+    """`segments` in order, never empty; those that existed before are synced."""
+
+    segments: list[Segment]
+    epochs: EpochCache
+    recovery: Recovery
+
+
+class _Fault(NamedTuple):
+    position: int
+    reason: str
+    # The batch is whole but lies where it does not belong, which no torn write explains.
+    misplaced: bool = False
+
+
+def recover(files: Files, folder: str, config: LogConfig, verify_from: int = 0) -> Recovered:
+    """Open the log in `folder`, made if absent. Bodies below offset `verify_from` are taken as proved."""
+    recovery = Recovery(corrupt=files.exists(f"{folder}/{MARKER}"))
+    bases = _segments_in(files, folder)
+    if not bases and not recovery.corrupt:
+        files.mkdir(folder)
+        recovery.created = True
+    epochs = EpochCache()
+    segments: list[Segment] = []
+    for nth, base in enumerate(bases):
+        segment = Segment(files, folder, base, config.index_interval_bytes)
+        if segments and segments[-1].next_offset != base:
+            fault = _Fault(0, f"the segment before it ends at offset {segments[-1].next_offset}", misplaced=True)
+        else:
+            found = _scan(files, segment, epochs, verify_from)
+            if found is None:
+                segments.append(segment)
+                continue
+            fault = found
+        last = nth == len(bases) - 1
+        if last and not fault.misplaced and not _valid_behind(files, segment, fault.position, epochs.latest):
+            recovery.truncated_bytes = files.size(segment.path) - fault.position
+            _logger.warning("%s: cut %d torn bytes: %s", segment.path, recovery.truncated_bytes, fault.reason)
+            segment.opened().truncate(fault.position)
+            segments.append(segment)
+        else:
+            _logger.error("%s: corrupt at %d: %s", segment.path, fault.position, fault.reason)
+            recovery.corrupt = True
+            recovery.quarantined = _quarantine(files, folder, bases[nth:], fault.position, keep=nth == 0)
+            if files.exists(segment.path):
+                segments.append(segment)
+        break
+    if not segments:
+        first = Segment(files, folder, bases[0] if bases else 0, config.index_interval_bytes)
+        first.create()
+        segments.append(first)
+    if not recovery.created and not files.volatile:
+        _sync(files, folder, segments)
+    return Recovered(segments, epochs, recovery)
+
+
+def _segments_in(files: Files, folder: str) -> list[int]:
+    """Base offsets of the segments in order; a salvage that a crash interrupted is finished first."""
+    names = files.listdir(folder)
+    for name in names:
+        if name.endswith(_SALVAGE) and _SEGMENT.match(name.removesuffix(_SALVAGE)):
+            whole = name.removesuffix(_SALVAGE)
+            if whole in names:
+                files.remove(f"{folder}/{name}")
+            else:
+                files.rename(f"{folder}/{name}", f"{folder}/{whole}")
+    bases = []
+    for name in files.listdir(folder):
+        if match := _SEGMENT.match(name):
+            bases.append(int(match[1]))
+        elif not _OURS.match(name):
+            _logger.warning("%s/%s: not a file of zmqueue, ignored", folder, name)
+    return bases
+
+
+def _sync(files: Files, folder: str, segments: list[Segment]) -> None:
+    """The process before this one may have left pages unwritten: nothing counts as durable before this."""
+    for segment in segments:
+        segment.opened().sync()
+        segment.close()
+    files.fsync_dir(folder)
+
+
+def _scan(files: Files, segment: Segment, epochs: EpochCache, verify_from: int) -> _Fault | None:
+    """Prove the batches of a file one by one into `segment` and `epochs`; the first that fails ends it."""
+    size = files.size(segment.path)
+    data, start = b"", 0
+    while segment.size < size:
+        position = segment.size
+        if position + HEADER_BYTES > start + len(data):
+            data, start = files.pread(segment.path, _READ_BYTES, position), position
+        try:
+            header = parse_header(data, position - start)
+            stop = position + header.total_bytes
+            if stop > size:
+                return _Fault(position, f"the batch ends at {stop}, the file at {size}")
+            if header.next_offset > verify_from:
+                if stop > start + len(data):
+                    data, start = files.pread(segment.path, max(_READ_BYTES, header.total_bytes), position), position
+                check_body(header, data[position + HEADER_BYTES - start : stop - start])
+        except CorruptBatch as error:
+            return _Fault(position, str(error))
+        if header.base_offset != segment.next_offset:
+            return _Fault(position, f"offset {header.base_offset} follows {segment.next_offset}", misplaced=True)
+        if header.leader_epoch < max(epochs.latest, 0):
+            return _Fault(position, f"epoch {header.leader_epoch} follows {epochs.latest}", misplaced=True)
+        epochs.note(header.leader_epoch, header.base_offset)
+        segment.note(header)
+    return None
+
+
+def _valid_behind(files: Files, segment: Segment, position: int, epoch: int) -> bool:
+    """Whether a batch that could have followed the broken one at `position` lies whole anywhere behind it.
+
+    A record may itself hold the bytes of a batch; only one with an offset and an epoch that fit counts.
+    """
+    size = files.size(segment.path)
+    start = position + 1
+    while start + HEADER_BYTES <= size:
+        data = files.pread(segment.path, _READ_BYTES + HEADER_BYTES, start)
+        at = data.find(MAGIC)
+        while 0 <= at < _READ_BYTES:
+            if _fits(files, segment, data, at, start + at, size, epoch):
+                return True
+            at = data.find(MAGIC, at + 1)
+        start += _READ_BYTES
+    return False
+
+
+def _fits(files: Files, segment: Segment, data: bytes, at: int, position: int, size: int, epoch: int) -> bool:
+    try:
+        header: BatchHeader = parse_header(data, at)
+        if header.base_offset <= segment.next_offset or header.leader_epoch < epoch:
+            return False
+        if position + header.total_bytes > size:
+            return False
+        check_body(header, files.pread(segment.path, header.body_length, position + HEADER_BYTES))
+    except FutureFormat:
+        return True
+    except CorruptBatch:
+        return False
+    return True
+
+
+def _quarantine(files: Files, folder: str, bases: list[int], position: int, keep: bool) -> list[str]:
+    """Rename the segments of `bases`; of the first, copy what lies before `position` back under its own name.
+
+    Renamed from the last to the first, so that a crash in between leaves a log that is whole up to its end. `keep`
+    demands that the first stays even if empty, for its name says where the log begins.
+    """
+    files.replace(f"{folder}/{MARKER}", b"")
+    first = f"{folder}/{segment_name(bases[0])}"
+    salvaged = (position > 0 or keep) and _copy_prefix(files, first, first + _SALVAGE, position)
+    quarantined = []
+    for base in reversed(bases):
+        path = f"{folder}/{segment_name(base)}"
+        nth = 0
+        while files.exists(aside := f"{path}.corrupt-{nth}"):
+            nth += 1
+        files.rename(path, aside)
+        files.fsync_dir(folder)
+        quarantined.append(aside)
+    if salvaged:
+        files.rename(first + _SALVAGE, first)
+    files.fsync_dir(folder)
+    return quarantined[::-1]
+
+
+def _copy_prefix(files: Files, path: str, to: str, size: int) -> bool:
+    copy = files.create(to)
+    try:
+        while copy.size < size:
+            data = files.pread(path, min(_READ_BYTES, size - copy.size), copy.size)
+            copy.append([data], len(data))
+        copy.sync()
+    except StorageFull as error:
+        # The bytes are safe in the renamed file, and another replica has them; a full disk must not stop the start.
+        _logger.warning("%s: the part before the damage is not kept: %s", path, error)
+        files.remove(to)
+        return False
+    finally:
+        copy.close()
+    return True
