@@ -93,8 +93,8 @@ MESSAGES: dict[str, Struct] = {
     "DescribePartitionsRequest": m.DescribePartitionsRequest([m.PartitionEntry(TOPIC, 3)]),
     "PartitionHealth": m.PartitionHealth(0, 10, 600, 610, 2, 2**33),
     "DescribePartitionsResponse": m.DescribePartitionsResponse([m.PartitionHealth(0, 10, 600, 610, 2, 4096)]),
-    "Heartbeat": m.Heartbeat("c1", 2, 4, 300),
-    "HeartbeatReply": m.HeartbeatReply(True, 3),
+    "Heartbeat": m.Heartbeat("c1", 2, 4, 300, sent_ms=2**40),
+    "HeartbeatReply": m.HeartbeatReply(True, 3, sent_ms=2**40),
     "AckRow": m.AckRow(TOPIC, 3, 7, 610),
     "Acks": m.Acks("c1", 4, 4, [m.AckRow(TOPIC, 3, 7, 610)]),
     "ReplicaFetchRequest": m.ReplicaFetchRequest(
