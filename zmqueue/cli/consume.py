@@ -156,15 +156,16 @@ def consume(
     With -f json, one object a line: topic, partition, offset, timestamp, key, value, headers; text where it is UTF-8,
     else {"base64": …}.
     """
-    from zmqueue import Consumer
     from zmqueue.model import TopicPartition, check_topic_name
 
     check_topic_name(topic, internal=True)
     begin = parse_where(where)
     write = as_json if format_ == "json" else compile_format(format_)
-    with Consumer(
-        bootstrap_servers=choices.bootstrap, auto_offset_reset="earliest", enable_auto_commit=False
-    ) as consumer:
+    bootstrap = choices.bootstrap
+
+    from zmqueue import Consumer
+
+    with Consumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
         known = consumer.partitions_for_topic(topic)
         if not known:
             raise Failed(3, f"no topic {topic!r}")

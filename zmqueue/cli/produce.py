@@ -18,6 +18,7 @@ import click
 from zmqueue.cli.options import Choices, Failed, bootstrap_option, output_option
 
 IN_FLIGHT_MAX = 10_000
+INTERRUPTED_S_MAX = 2.0
 LINE_BYTES_MAX = 64 * 1024 * 1024
 
 
@@ -69,7 +70,6 @@ def produce(
     document: {"topic": …, "records": [{"partition": …, "offset": …, "timestamp": …}, …]}, with an "error" at its end if
     not everything could be written. Stops at the first record that fails.
     """
-    from zmqueue import Producer
     from zmqueue.model import check_topic_name
 
     check_topic_name(topic)
@@ -84,23 +84,32 @@ def produce(
         else records_of_lines(sys.stdin.buffer, fixed_key, key_separator)
     )
     parsed = parse_headers(headers)
-    printer = Printer(choices, topic)
+    bootstrap = choices.bootstrap
+
+    from zmqueue import Producer
+
     with Producer(
-        bootstrap_servers=choices.bootstrap,
+        bootstrap_servers=bootstrap,
         acks="all" if acks == "all" else int(acks),
         compression_type=None if compression == "none" else compression,
-        # Lines that come one by one should not wait for company.
+        # Lines of stdin may come by the million: a short wait lets them share batches.
         linger_ms=0 if values else 5,
     ) as producer:
+        printer = Printer(choices, topic)
         try:
             for record in records:
                 printer.add(
                     producer.send(topic, value=record.value, key=record.key, headers=parsed, partition=partition)
                 )
-        finally:
             producer.flush()
+        except Exception as error:
+            # What was sent before is still awaited and printed, so that the user knows how far it went.
+            printer.finish(error)
+        except KeyboardInterrupt as interrupt:
+            printer.finish(interrupt, wait_s=INTERRUPTED_S_MAX)
+        else:
             printer.finish()
-    printer.raise_failure()
+        printer.raise_failure()
 
 
 def parse_headers(texts: tuple[str, ...]) -> list[tuple[str, bytes]] | None:
@@ -138,39 +147,41 @@ class Printer:
         self._choices = choices
         self._topic = topic
         self._futures: queue.Queue[Any] = queue.Queue(IN_FLIGHT_MAX)
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
+        self._stopped_by: BaseException | None = None
         self._count = 0
         self._thread = threading.Thread(target=self._run, name="printer", daemon=True)
         self._thread.start()
 
     def add(self, future: Any) -> None:
-        if self._failure is not None:
-            self.raise_failure()
+        self.raise_failure()
         self._futures.put(future)
 
-    def finish(self) -> None:
+    def finish(self, error: BaseException | None = None, wait_s: float | None = None) -> None:
+        """No more records come, because of `error` if there is one; what was sent is still awaited."""
+        self._stopped_by = error
+        if wait_s is not None:  # do not print what is still under way
+            self._failure = self._failure or error
         self._futures.put(None)
-        self._thread.join()
+        self._thread.join(wait_s)
+        self._failure = self._failure or error
 
     def raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 
     def _run(self) -> None:
-        out = sys.stdout
-        if self._choices.json:
-            self._choices.printed = True
         while (future := self._futures.get()) is not None:
             if self._failure is not None:
                 continue  # keep taking, so that nobody waits for room
             try:
-                self._print(out, future.get())
+                self._print(sys.stdout, future.get())
                 if self._futures.empty():
-                    out.flush()
+                    sys.stdout.flush()
             except Exception as error:  # handed to the thread that sends
                 self._failure = error
         if self._choices.json and not isinstance(self._failure, BrokenPipeError):
-            self._close_document(out)
+            self._close_document(sys.stdout)
 
     def _print(self, out: IO[str], metadata: Any) -> None:
         if self._choices.json:
@@ -183,6 +194,7 @@ class Printer:
         self._count += 1
 
     def _opening(self) -> str:
+        self._choices.printed = True
         return f'{{"topic": "{self._topic}", "records": [\n  '
 
     def _close_document(self, out: IO[str]) -> None:
@@ -191,8 +203,9 @@ class Printer:
         if self._count == 0:
             out.write(self._opening())
         out.write("\n]")
-        if self._failure is not None:
-            name = getattr(self._failure, "name", type(self._failure).__name__)
-            out.write(f', "error": {json.dumps({"name": name, "message": str(self._failure)})}')
+        failure = self._failure or self._stopped_by
+        if failure is not None:
+            name = getattr(failure, "name", type(failure).__name__)
+            out.write(f', "error": {json.dumps({"name": name, "message": str(failure)})}')
         out.write("}\n")
         out.flush()

@@ -16,9 +16,11 @@ def topic() -> None:
 
 
 def _admin(choices: Choices) -> Any:
+    bootstrap = choices.bootstrap  # a wrong one should not have to wait for the import
+
     from zmqueue import Admin
 
-    return Admin(bootstrap_servers=choices.bootstrap)
+    return Admin(bootstrap_servers=bootstrap)
 
 
 def parse_settings(pairs: tuple[str, ...]) -> dict[str, str]:
@@ -47,8 +49,9 @@ def create(choices: Choices, name: str, partitions: int | None, replicas: int | 
     from zmqueue.model import check_topic_name
 
     check_topic_name(name)
+    settings = parse_settings(pairs)
     with _admin(choices) as admin:
-        admin.create_topic(name, num_partitions=partitions, replication_factor=replicas, config=parse_settings(pairs))
+        admin.create_topic(name, num_partitions=partitions, replication_factor=replicas, config=settings)
         made = admin.describe_topic(name) if choices.json else None
     result(choices, None if made is None else topic_json(made), f"created topic {name}")
 
