@@ -1,0 +1,309 @@
+"""The administrator's client: topics and the cluster, each call with a bounded time.
+
+Any broker takes any request and forwards what only the Raft leader can do, so a call goes to one that seems well and,
+where the error is retriable, again to another until `request_timeout_ms` is over. A command whose answer was lost may
+have taken effect: creating a topic then finds it there, and deleting one finds it gone. Both count as success if an
+earlier attempt of the same call may have done it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Iterable
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from msgspec import Struct
+
+from zmqueue.client.network import Address, Answer, Network
+from zmqueue.client.routing import Router, parse_bootstrap
+from zmqueue.errors import (
+    ConfigError,
+    LeaderNotAvailable,
+    NoBrokersAvailable,
+    TopicExists,
+    UnknownTopicOrPartition,
+    ZmqueueError,
+)
+from zmqueue.model import NO_BROKER, check_topic_name
+from zmqueue.wire import messages
+from zmqueue.wire.frames import Operation
+
+# One attempt; a broker that takes longer is given up for another.
+ATTEMPT_S = 5.0
+PAUSE_S = 0.1
+# So long a topic that was not found may still be on its way to the broker that was asked.
+NOT_FOUND_S = 0.5
+
+
+class PartitionDescription(Struct, frozen=True):
+    """Offsets are -1 where the leader did not answer."""
+
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: list[int]
+    isr: list[int]
+    elr: list[int]
+    log_start: int = -1
+    high_watermark: int = -1
+    log_end: int = -1
+    segments: int = 0
+    bytes: int = 0
+
+
+class TopicDescription(Struct, frozen=True):
+    name: str
+    topic_id: bytes
+    replication_factor: int
+    min_insync_replicas: int
+    storage: str
+    config: dict[str, str]
+    partitions: list[PartitionDescription]
+
+
+class BrokerDescription(Struct, frozen=True):
+    id: int
+    host: str
+    port: int
+    fenced: bool
+    epoch: int
+
+
+class ClusterDescription(Struct, frozen=True):
+    cluster_id: str
+    controller_id: int
+    index: int
+    brokers: list[BrokerDescription]
+
+
+class Admin:
+    def __init__(
+        self,
+        *,
+        bootstrap_servers: str | Iterable[str] = "127.0.0.1:9092",
+        client_id: str = "zmqueue-admin",
+        request_timeout_ms: int = 30_000,
+    ) -> None:
+        if not request_timeout_ms >= 1:
+            raise ConfigError(f"request_timeout_ms: {request_timeout_ms!r} is below 1")
+        self._bootstrap = parse_bootstrap(bootstrap_servers)
+        self._timeout_s = request_timeout_ms / 1000
+        self._closing = threading.Event()
+        self._network = Network(client_id)
+        self._router = Router(self._network, self._bootstrap)
+        weakref.finalize(self, self._network.stop).atexit = False
+
+    # -- topics --------------------------------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        name: str,
+        num_partitions: int | None = None,
+        replication_factor: int | None = None,
+        config: dict[str, str] | None = None,
+    ) -> TopicDescription:
+        """Create a topic, and return when brokers know it and every partition has a leader."""
+        check_topic_name(name)
+        for what, number in (("num_partitions", num_partitions), ("replication_factor", replication_factor)):
+            if number is not None and number < 1:
+                raise ConfigError(f"{what}: {number} is below 1")
+        settings = {str(key): str(value) for key, value in (config or {}).items()}
+        deadline = time.monotonic() + self._timeout_s
+        request = messages.CreateTopicRequest(name, num_partitions, replication_factor, settings)
+        doubts: list[ZmqueueError] = []
+        try:
+            self._command(Operation.CREATE_TOPIC, request, deadline, doubts)
+        except TopicExists:
+            if not doubts:
+                raise
+        view = self._wait_for_leaders(name, deadline)
+        if doubts and num_partitions not in (None, len(view.partitions)):
+            raise TopicExists(f"topic {name} exists with {len(view.partitions)} partitions")
+        return _described(view, {})
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic with its records, and return when the broker that was asked no longer knows it."""
+        check_topic_name(name, internal=True)
+        deadline = time.monotonic() + self._timeout_s
+        doubts: list[ZmqueueError] = []
+        try:
+            self._command(Operation.DELETE_TOPIC, messages.DeleteTopicRequest(name), deadline, doubts)
+        except UnknownTopicOrPartition:
+            if not doubts:
+                raise UnknownTopicOrPartition(f"no topic {name!r}") from None
+
+    def list_topics(self, *, internal: bool = False) -> list[str]:
+        """The names of the topics; those of zmqueue itself only if asked for."""
+        answer = self._metadata(None, time.monotonic() + self._timeout_s)
+        return sorted(topic.name for topic in answer.topics if internal or not topic.name.startswith("__"))
+
+    def describe_topic(self, name: str) -> TopicDescription:
+        """A topic with what its leaders know of each partition. Raises UnknownTopicOrPartition."""
+        check_topic_name(name, internal=True)
+        deadline = time.monotonic() + self._timeout_s
+        view = self._find(name, min(deadline, time.monotonic() + NOT_FOUND_S), deadline)
+        return _described(view, self._health(view, deadline))
+
+    # -- the cluster -----------------------------------------------------------------------------------------------
+
+    def describe_cluster(self) -> ClusterDescription:
+        answer = self._metadata([], time.monotonic() + self._timeout_s)
+        brokers = [BrokerDescription(b.id, b.host, b.port, b.fenced, b.epoch) for b in answer.brokers]
+        return ClusterDescription(
+            answer.cluster_id, answer.controller, answer.index, sorted(brokers, key=lambda broker: broker.id)
+        )
+
+    def broker_status(self, broker_id: int | None = None, address: str | None = None) -> messages.StatusResponse:
+        """How one broker is doing, in its own words: the one of this id or at this address, or any."""
+        deadline = time.monotonic() + self._timeout_s
+        request = messages.StatusRequest()
+        if address is not None:
+            return self._attempt(parse_bootstrap(address)[0], Operation.STATUS, request, deadline)
+        if broker_id is None:
+            return self._command(Operation.STATUS, request, deadline, [])
+        if broker_id not in self._router.metadata.brokers:
+            # A broker that starts answers for itself before anybody knows the cluster.
+            found = self._status_at_bootstrap(broker_id, deadline)
+            if found is not None:
+                return found
+            self._router.wait_for(lambda: broker_id in self._router.metadata.brokers or None, self._left(deadline))
+        if broker_id not in self._router.metadata.brokers:
+            raise NoBrokersAvailable(f"the cluster has no broker {broker_id}")
+        return self._attempt(broker_id, Operation.STATUS, request, deadline)
+
+    def _status_at_bootstrap(self, broker_id: int, deadline: float) -> messages.StatusResponse | None:
+        for address in self._bootstrap:
+            try:
+                answer = self._attempt(address, Operation.STATUS, messages.StatusRequest(), deadline)
+            except ZmqueueError as error:
+                if not error.retriable or len(self._bootstrap) == 1:
+                    raise
+                continue
+            if answer.broker == broker_id:
+                return answer
+        return None
+
+    # -- asking ----------------------------------------------------------------------------------------------------
+
+    def _command(self, operation: Operation, message: Struct, deadline: float, doubts: list[ZmqueueError]) -> Any:
+        """Ask until somebody answers for good. `doubts` collects the attempts that may have taken effect."""
+        last: ZmqueueError | None = None
+        while last is None or time.monotonic() < deadline:
+            try:
+                return self._attempt(None, operation, message, deadline)
+            except UnknownTopicOrPartition:
+                raise  # retriable for those who produce, final for a command that the controller has judged
+            except ZmqueueError as error:
+                if not error.retriable:
+                    raise
+                last = error
+                if error.indeterminate:
+                    doubts.append(error)
+            self._pause(deadline)
+        raise last
+
+    def _attempt(self, target: int | Address | None, operation: Operation, message: Struct, deadline: float) -> Any:
+        if target is None:
+            # Without a word from anybody there is nobody to prefer.
+            self._router.wait_for(lambda: self._router.metadata.known or None, self._left(deadline))
+        answer = self._router.call(target, operation, message, min(ATTEMPT_S, self._left(deadline)))
+        if isinstance(answer, Answer):
+            return answer.message
+        raise answer
+
+    def _metadata(self, topics: list[str] | None, deadline: float) -> messages.MetadataResponse:
+        answer: messages.MetadataResponse = self._command(
+            Operation.METADATA, messages.MetadataRequest(topics), deadline, []
+        )
+        return answer
+
+    def _find(self, name: str, give_up: float, deadline: float) -> messages.TopicInfo:
+        """A topic by a fresh answer; by several, until `give_up`, where the first did not know it."""
+        while True:
+            answer = self._metadata([name], deadline)
+            # Where the leaders are is part of the answer.
+            self._network.post(partial(self._router.absorb, answer, [name]))
+            for topic in answer.topics:
+                if topic.name == name:
+                    return topic
+            if time.monotonic() >= give_up:
+                raise UnknownTopicOrPartition(f"no topic {name!r}")
+            self._pause(give_up)
+
+    def _wait_for_leaders(self, name: str, deadline: float) -> messages.TopicInfo:
+        while True:
+            view = self._find(name, deadline, deadline)
+            if all(partition.leader != NO_BROKER for partition in view.partitions):
+                return view
+            if time.monotonic() >= deadline:
+                raise LeaderNotAvailable(f"topic {name} was created, but not every partition has a leader yet")
+            self._pause(deadline)
+
+    def _health(self, view: messages.TopicInfo, deadline: float) -> dict[int, messages.PartitionHealth]:
+        """What each partition's leader knows. A leader that cannot be asked leaves its partitions out."""
+        by_leader: dict[int, list[int]] = {}
+        for partition in view.partitions:
+            if partition.leader != NO_BROKER:
+                by_leader.setdefault(partition.leader, []).append(partition.partition)
+        health: dict[int, messages.PartitionHealth] = {}
+        for leader, numbers in by_leader.items():
+            rows = [messages.PartitionEntry(view.topic_id, number) for number in numbers]
+            request = messages.DescribePartitionsRequest(rows)
+            answer = self._router.call(
+                leader, Operation.DESCRIBE_PARTITIONS, request, min(ATTEMPT_S, self._left(deadline))
+            )
+            if isinstance(answer, Answer) and len(answer.message.results) == len(numbers):
+                health |= {n: row for n, row in zip(numbers, answer.message.results, strict=True) if not row.error}
+        return health
+
+    def _left(self, deadline: float) -> float:
+        return max(0.001, deadline - time.monotonic())
+
+    def _pause(self, deadline: float) -> None:
+        """A while between two attempts, cut short by close."""
+        self._closing.wait(min(PAUSE_S, max(0.0, deadline - time.monotonic())))
+        self._network.check()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._network.close()
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def _described(view: messages.TopicInfo, health: dict[int, messages.PartitionHealth]) -> TopicDescription:
+    partitions = []
+    for seen in sorted(view.partitions, key=lambda partition: partition.partition):
+        row = health.get(seen.partition, messages.PartitionHealth(0))
+        partitions.append(
+            PartitionDescription(
+                seen.partition,
+                seen.leader,
+                seen.leader_epoch,
+                seen.replicas,
+                seen.isr,
+                seen.elr,
+                row.log_start,
+                row.high_watermark,
+                row.log_end,
+                row.segments,
+                row.bytes,
+            )
+        )
+    return TopicDescription(
+        view.name,
+        view.topic_id,
+        view.replication_factor,
+        view.min_insync_replicas,
+        view.storage,
+        view.config,
+        partitions,
+    )

@@ -1,0 +1,180 @@
+"""Fetched bytes as a consumer sees them: batches of columns, or records made from them in bulk.
+
+A broker hands out byte ranges of its log as they are; nothing in them is believed before both checksums and the shape
+of the columns have been proved here, in the thread that asked for the records.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
+from typing import Any
+
+from zmqueue.errors import CorruptBatch, IllegalState, ZmqueueError
+from zmqueue.model import LOG_APPEND_TIME, ConsumerRecord
+from zmqueue.wire import batch as wire_batch
+
+Deserializer = Callable[[bytes], Any]
+
+# body_length, raw_length, record_count, last_offset_delta, base_offset: what is needed to step over a batch.
+_STEP = struct.Struct("<IIIIq")
+_STEP_AT = 8
+
+
+def end_offset(data: bytes, offset: int) -> int:
+    """The offset after a range of whole batches that holds `offset`, from their headers alone. Raises CorruptBatch.
+
+    Only good for deciding what to ask for next: the checksums are proved when the batches are opened.
+    """
+    at, end = 0, offset
+    while at < len(data):
+        if len(data) - at < wire_batch.HEADER_BYTES:
+            raise CorruptBatch("a fetched range ends within a batch header")
+        body_length, _, _, last_offset_delta, base_offset = _STEP.unpack_from(data, at + _STEP_AT)
+        at += wire_batch.HEADER_BYTES + body_length
+        next_offset = base_offset + last_offset_delta + 1
+        if at > len(data) or next_offset <= end:
+            raise CorruptBatch("a fetched range does not consist of whole batches in order")
+        end = next_offset
+    return end
+
+
+class RecordBatch:
+    """Columns of one batch, one entry per record. `keys` and `headers` are None where no record has any."""
+
+    __slots__ = (
+        "headers",
+        "keys",
+        "leader_epoch",
+        "next_offset",
+        "offsets",
+        "partition",
+        "timestamp_type",
+        "timestamps",
+        "topic",
+        "values",
+    )
+
+    def __init__(self, topic: str, partition: int, header: wire_batch.BatchHeader, columns: wire_batch.Columns) -> None:
+        self.topic, self.partition = topic, partition
+        self.leader_epoch = header.leader_epoch
+        self.next_offset = header.next_offset
+        self.timestamp_type = header.timestamp_type
+        base, count = header.base_offset, header.record_count
+        self.offsets: Sequence[int] = (
+            range(base, base + count)
+            if columns.offset_deltas is None
+            else [base + delta for delta in columns.offset_deltas]
+        )
+        self.timestamps: list[int]
+        if header.timestamp_type == LOG_APPEND_TIME:
+            self.timestamps = [header.max_timestamp] * count
+        elif columns.timestamp_deltas is None:
+            self.timestamps = [header.base_timestamp] * count
+        else:
+            first = header.base_timestamp
+            self.timestamps = [first + delta for delta in columns.timestamp_deltas]
+        self.keys: list[Any] | None = columns.keys
+        self.values: list[Any] = columns.values
+        self.headers: list[Any] | None = columns.headers
+
+    @property
+    def base_offset(self) -> int:
+        return self.offsets[0] if self.offsets else self.next_offset
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __repr__(self) -> str:
+        return f"<RecordBatch {self.topic}-{self.partition} {self.base_offset}..{self.next_offset}>"
+
+    def drop_below(self, offset: int) -> None:
+        """A range begins with the batch that holds the offset asked for, not with that offset."""
+        offsets = self.offsets
+        skip = 0
+        while skip < len(offsets) and offsets[skip] < offset:
+            skip += 1
+        if skip:
+            self._cut(skip, len(offsets))
+
+    def _cut(self, at: int, end: int) -> None:
+        self.offsets, self.timestamps = self.offsets[at:end], self.timestamps[at:end]
+        self.values = self.values[at:end]
+        self.keys = self.keys[at:end] if self.keys is not None else None
+        self.headers = self.headers[at:end] if self.headers is not None else None
+
+    def deserialize(self, key: Deserializer | None, value: Deserializer | None) -> None:
+        if key is not None and self.keys is not None:
+            self.keys = [None if entry is None else key(entry) for entry in self.keys]
+        if value is not None:
+            self.values = [None if entry is None else value(entry) for entry in self.values]
+
+    def records(self, at: int = 0, end: int | None = None) -> list[ConsumerRecord]:
+        """The records, or some of them, made without a Python call for each."""
+        part = slice(at, end)
+        headers: Any
+        if self.headers is None:
+            headers = repeat([])
+        else:
+            headers = [[] if pairs is None else list(map(tuple, pairs)) for pairs in self.headers[part]]
+        return list(
+            map(
+                ConsumerRecord,
+                repeat(self.topic),
+                repeat(self.partition),
+                self.offsets[part],
+                self.timestamps[part],
+                repeat(self.timestamp_type),
+                self.keys[part] if self.keys is not None else repeat(None),
+                self.values[part],
+                headers,
+            )
+        )
+
+    def to_arrow(self) -> Any:
+        """As a pyarrow.RecordBatch: offset, timestamp, key, value, headers."""
+        try:
+            import pyarrow
+        except ImportError:
+            raise IllegalState("to_arrow needs pyarrow: pip install pyarrow") from None
+        count = len(self)
+        pairs = pyarrow.struct([("name", pyarrow.string()), ("value", pyarrow.binary())])
+        headers = self.headers if self.headers is not None else [None] * count
+        return pyarrow.record_batch(
+            {
+                "offset": pyarrow.array(self.offsets, pyarrow.int64()),
+                "timestamp": pyarrow.array(self.timestamps, pyarrow.timestamp("ms", tz="UTC")),
+                "key": pyarrow.array(self.keys if self.keys is not None else [None] * count, pyarrow.binary()),
+                "value": pyarrow.array(self.values, pyarrow.binary()),
+                "headers": pyarrow.array(
+                    [None if row is None else [{"name": n, "value": v} for n, v in row] for row in headers],
+                    pyarrow.list_(pairs),
+                ),
+            }
+        )
+
+
+def open_batches(topic: str, partition: int, data: bytes, offset: int) -> Iterator[RecordBatch]:
+    """Prove and open the batches of a range, without the records below `offset`.
+
+    Raises CorruptBatch (or FutureFormat), naming the place, when it comes to a batch that is not sound.
+    """
+    batches = wire_batch.split(data)
+    while True:
+        try:
+            closed = next(batches, None)
+            if closed is None:
+                return
+            header = closed.header
+            if header.next_offset <= offset:
+                continue
+            if header.attributes & wire_batch.CONTROL:
+                offset = header.next_offset
+                continue
+            opened = RecordBatch(topic, partition, header, wire_batch.decode(header, closed.body))
+        except ZmqueueError as error:
+            raise type(error)(f"{topic}-{partition} at offset {offset}: {error}") from error
+        opened.drop_below(offset)
+        offset = header.next_offset
+        yield opened
