@@ -73,6 +73,7 @@ class Node:
         self._wishes: dict[PartitionKey, c.IsrChange] = {}  # ISR changes not yet put into a command
         self._active: dict[PartitionKey, None] = {}  # partitions to which time matters
         self._news: dict[PartitionKey, None] = {}  # partitions whose followers may not know everything
+        self._reporting: set[PartitionKey] = set()  # copies we miss, and the cluster does not know it yet
         self._last_tick_ms = NEVER
         self._heartbeat_ms = NEVER
         self._beacon_ms = NEVER
@@ -143,6 +144,8 @@ class Node:
             if outcome.code:
                 return [Halt(f"the cluster refused this broker: {outcome.message}")]
             return self._on_registered(outcome.value, now_ms)
+        if isinstance(command, c.ReplicaLost):
+            self._reporting.discard(PartitionKey(command.partition.topic_id, command.partition.partition))
         if isinstance(command, c.AlterIsr):
             return self._on_isr_applied(command)
         return []
@@ -154,7 +157,10 @@ class Node:
             effects += replica.close()
         self.replicas.clear()
         self._wishes.clear()
-        for key, _, _ in self.state.all_partitions():
+        for key, _, partition in self.state.all_partitions():
+            if self.broker in partition.elr and key not in self._logs:
+                self._reporting.add(key)
+                self.on_lost(key)
             effects += self._on_partition(key, now_ms)
         effects += [CloseLog(key, delete=True) for key in self._logs if not self.hosts(key)]
         self._logs = {key: log for key, log in self._logs.items() if self.hosts(key)}
@@ -211,7 +217,7 @@ class Node:
 
     def on_lost(self, key: PartitionKey) -> None:
         """This replica's log turned out damaged: the cluster must not count on it."""
-        self._proposer.ask(c.ReplicaLost(self.broker, self.epoch, c.PartitionRef(*key)))
+        self._proposer.ask(c.ReplicaLost(self.broker, self.epoch, c.PartitionRef(key.topic_id, key.partition)))
 
     def _forget(self, key: PartitionKey) -> None:
         for table in (self._wishes, self._active, self._news, self._opening):
@@ -404,7 +410,7 @@ class Node:
     def _beat(self, now_ms: int) -> list[Effect]:
         if now_ms - self._heartbeat_ms < self._config.heartbeat_ms or not self.is_registered:
             return []
-        if self.controller_id == NO_BROKER:
+        if self.controller_id == NO_BROKER or self._reporting:
             return []
         self._heartbeat_ms = now_ms
         if self.controller_id == self.broker:

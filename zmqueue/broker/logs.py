@@ -1,0 +1,109 @@
+"""The partition logs of one broker: where they lie, which are open, and how the core sees them.
+
+    DATA_DIR/broker-N/partitions/<topic id, hex>-<partition>/
+
+Folders are named by topic id, never by name. Memory topics live in the same shape in memory, and are gone with the
+process.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from zmqueue.config import LogConfig
+from zmqueue.core.epochs import Epochs
+from zmqueue.core.log_view import LogView
+from zmqueue.core.producers import Producers
+from zmqueue.log.files import Files, open_files
+from zmqueue.log.flusher import Flusher
+from zmqueue.log.partition_log import PartitionLog, sweep_deleted
+from zmqueue.model import PartitionKey
+
+_logger = logging.getLogger(__name__)
+_FOLDER = re.compile(r"([0-9a-f]{32})-([0-9]{1,5})\Z")
+
+
+class Logs:
+    def __init__(self, folder: Path, config: LogConfig, on_flushed: Callable[[], None]) -> None:
+        self._folder = folder / "partitions"
+        self._config = config
+        self._disk: Files = open_files("disk")
+        self._memory: Files = open_files("memory")
+        self._open: dict[PartitionKey, PartitionLog] = {}
+        self._damaged: set[PartitionKey] = set()
+        self.flusher = Flusher(on_flushed, config.fsync, config.fsync_interval_ms)
+
+    def recover(self) -> Iterator[tuple[PartitionKey, LogView]]:
+        """Open every log that is on disk. Those found damaged beyond their tail are then in `damaged`."""
+        self._disk.mkdir(str(self._folder))
+        sweep_deleted(self._disk, self._folder)
+        for name in sorted(self._disk.listdir(str(self._folder))):
+            match = _FOLDER.match(name)
+            if match is None:
+                _logger.warning("%s is not a partition's folder: ignored", self._folder / name)
+                continue
+            key = PartitionKey(bytes.fromhex(match[1]), int(match[2]))
+            log = self._open[key] = PartitionLog.open(self._disk, self._folder / name, self._config)
+            if log.recovery.truncated_bytes:
+                _logger.info("%s: cut a torn tail of %d bytes", name, log.recovery.truncated_bytes)
+            if log.recovery.corrupt:
+                _logger.error("%s: damaged; put aside %s", name, ", ".join(log.recovery.quarantined))
+                self._damaged.add(key)
+            yield key, view(log)
+
+    @property
+    def damaged(self) -> list[PartitionKey]:
+        return sorted(self._damaged)
+
+    def damage_registered(self) -> None:
+        """The cluster knows what is missing here."""
+        for key in self._damaged:
+            if key in self._open:
+                self._open[key].corruption_registered()
+        self._damaged.clear()
+
+    def open(self, key: PartitionKey, storage: str) -> PartitionLog:
+        name = f"{key.topic_id.hex()}-{key.partition}"
+        if storage == "memory":
+            log = PartitionLog.open(self._memory, name, self._config)
+        else:
+            log = PartitionLog.open(self._disk, self._folder / name, self._config)
+        self._open[key] = log
+        return log
+
+    def __getitem__(self, key: PartitionKey) -> PartitionLog:
+        return self._open[key]
+
+    def get(self, key: PartitionKey) -> PartitionLog | None:
+        return self._open.get(key)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def remove(self, key: PartitionKey) -> None:
+        log = self._open.pop(key, None)
+        if log is not None:
+            log.delete()
+
+    def close(self) -> None:
+        """Everything appended is durable afterwards."""
+        self.flusher.close()
+        for done in self.flusher.drain():
+            done.log.flushed(done.ticket)
+        for log in self._open.values():
+            log.close()
+        self._open.clear()
+        self._disk.close()
+
+
+def view(log: PartitionLog) -> LogView:
+    """The log as the core sees it. Nothing above the log start is known to be committed until a leader says so."""
+    epochs, producers = history(log)
+    return LogView(log.log_start, log.log_end, log.durable_end, epochs, producers, log.log_start)
+
+
+def history(log: PartitionLog) -> tuple[Epochs, Producers]:
+    return Epochs(log.epochs), Producers(log.headers(log.log_start))
