@@ -1,0 +1,371 @@
+"""Requests of clients: each checked, handed to the core or answered from what the broker knows, and always answered.
+
+A request that waits (a produce for its acknowledgement, a command for Raft, a fetch for records) holds nothing but its
+token: who asked, and under which head. How much may wait is bounded: per connection, in all, and in bytes of records; a
+request beyond that is answered `BUSY`, which clients retry.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+
+from zmqueue import errors
+from zmqueue.broker.fetches import Fetches
+from zmqueue.broker.logs import Logs
+from zmqueue.config import Config
+from zmqueue.core import commands as c
+from zmqueue.core import topic_config
+from zmqueue.core.effects import Effect
+from zmqueue.core.node import Node
+from zmqueue.errors import ZmqueueError
+from zmqueue.model import ACKS_NONE, EARLIEST, LATEST, NO_BROKER, PartitionKey, check_topic_name
+from zmqueue.transport import Frames, Socket
+from zmqueue.wire import frames as f
+from zmqueue.wire import messages as m
+from zmqueue.wire.batch import Batch, check_body, check_produced, parse_header
+from zmqueue.wire.frames import Head, Operation
+
+_logger = logging.getLogger(__name__)
+
+MESSAGES_PER_TURN = 100
+COMMAND_TIMEOUT_MS = 15_000
+PRODUCER_IDS_PER_BLOCK = 1_000
+
+Token = tuple[bytes, Head]
+
+
+class Produce(Struct, eq=False):
+    """A produce request until each of its entries has a result."""
+
+    token: Token
+    results: list[m.ProduceResult | None]
+    remaining: int
+    size: int
+    silent: bool
+
+
+class Handlers:
+    def __init__(
+        self,
+        node: Node,
+        logs: Logs,
+        config: Config,
+        storage: str,
+        status: Callable[[], m.StatusResponse],
+        run: Callable[[list[Effect]], None],
+        clock: Callable[[], int],
+    ) -> None:
+        self.bad_frames = 0
+        self.fetches = Fetches(node, logs, config.broker, self._answer_fetch)
+        self._node = node
+        self._logs = logs
+        self._config = config
+        self._storage = storage
+        self._status = status
+        self._run = run
+        self._clock = clock
+        self._socket: Socket | None = None
+        self._waiting: dict[bytes, int] = {}  # unanswered requests by connection
+        self._waiting_total = 0
+        self._bytes_in_flight = 0
+        self._producer_ids = iter(range(0))
+        self._producer_id_waiters: list[Token] = []
+        self._table: dict[Operation, Callable[[Token, Any, Frames], None]] = {
+            Operation.METADATA: self._metadata,
+            Operation.STATUS: lambda token, request, raw: self._answer(token, self._status()),
+            Operation.CREATE_TOPIC: self._create_topic,
+            Operation.DELETE_TOPIC: self._delete_topic,
+            Operation.PRODUCER_ID: self._producer_id,
+            Operation.PRODUCE: self._produce,
+            Operation.FETCH: lambda token, request, raw: self.fetches.on_fetch(token, request, self._clock()),
+            Operation.LIST_OFFSETS: self._list_offsets,
+            Operation.DESCRIBE_PARTITIONS: self._describe_partitions,
+        }
+
+    def bind(self, socket: Socket) -> None:
+        self._socket = socket
+
+    # -- in and out ----------------------------------------------------------------------------------------------
+
+    def on_ready(self) -> None:
+        assert self._socket is not None
+        for _ in range(MESSAGES_PER_TURN):
+            frames = self._socket.receive()
+            if frames is None:
+                return
+            self._on_message(frames)
+
+    def _on_message(self, frames: Frames) -> None:
+        identity, *message = frames
+        head = None
+        try:
+            head = f.parse_head(message)
+            request = f.parse_request(head, message)
+            if head.operation not in self._table:
+                raise errors.UnknownOperation(f"operation {head.operation.name} is for brokers among themselves")
+        except ZmqueueError as error:
+            self.bad_frames += 1
+            head = head or f.echo(message)
+            if head is not None:
+                self._send(identity, f.failure(head, error.code, str(error)))
+            return
+        token = (identity, head)
+        waiting = self._waiting.get(identity, 0)
+        limits = self._config.broker
+        self._waiting[identity] = waiting + 1
+        self._waiting_total += 1
+        try:
+            if waiting >= limits.requests_per_connection_max or self._waiting_total > limits.requests_waiting_max:
+                raise errors.Busy(f"{waiting} requests of this connection are waiting")
+            if not self._node.is_registered and head.operation not in (Operation.STATUS, Operation.METADATA):
+                raise errors.BrokerFenced("this broker is starting")
+            self._table[head.operation](token, request, message[2:])
+        except ZmqueueError as error:
+            self._fail(token, error.code, str(error))
+        except Exception:
+            # A mistake of ours must not take the broker down, nor leave the client without an answer.
+            _logger.exception("request %s failed", head.operation.name)
+            self._fail(token, errors.UnknownServerError.code, "the broker failed; see its log")
+
+    def _send(self, identity: bytes, frames: Frames) -> None:
+        assert self._socket is not None
+        self._socket.send([identity, *frames])  # a peer that has gone away needs no answer
+
+    def _done(self, token: Token) -> None:
+        identity = token[0]
+        self._waiting_total -= 1
+        if self._waiting[identity] == 1:
+            del self._waiting[identity]
+        else:
+            self._waiting[identity] -= 1
+
+    def _answer(self, token: Token, message: Struct, raw: Frames | None = None) -> None:
+        self._done(token)
+        self._send(token[0], f.response(token[1], message, raw))
+
+    def _fail(self, token: Token, code: int, text: str) -> None:
+        self._done(token)
+        self._send(token[0], f.failure(token[1], code, text))
+
+    def _answer_fetch(self, token: Token, response: m.FetchResponse, raw: Frames) -> None:
+        self._answer(token, response, raw)
+
+    @property
+    def waiting(self) -> int:
+        return self._waiting_total
+
+    # -- records -------------------------------------------------------------------------------------------------
+
+    def _produce(self, token: Token, request: m.ProduceRequest, raw: Frames) -> None:
+        entries = request.entries
+        if len(raw) != 2 * len(entries) or not entries:
+            raise errors.InvalidRequest(f"{len(entries)} entries need {2 * len(entries)} frames, not {len(raw)}")
+        size = sum(map(len, raw))
+        if self._bytes_in_flight + size > self._config.broker.bytes_in_flight_max:
+            raise errors.Busy("too many bytes of records are waiting to be acknowledged")
+        now_ms = self._clock()
+        silent = request.acks == ACKS_NONE
+        pending = Produce(token, [None] * len(entries), len(entries), size, silent)
+        self._bytes_in_flight += size
+        for at, entry in enumerate(entries):
+            header_bytes, body = raw[2 * at], raw[2 * at + 1]
+            try:
+                header = parse_header(header_bytes)
+                check_produced(header, self._config.log.batch_bytes_max)
+                check_body(header, body)
+            except ZmqueueError as error:
+                self.on_produced((pending, at), m.ProduceResult(error.code))
+                continue
+            key = PartitionKey(entry.topic_id, entry.partition)
+            deadline_ms = now_ms + request.timeout_ms
+            batch = Batch(header, body)
+            self._run(self._node.on_produce(key, (pending, at), batch, request.acks, deadline_ms, now_ms))
+            if silent and pending.results[at] is None:
+                self.on_produced((pending, at), m.ProduceResult(0))
+
+    def on_produced(self, token: tuple[Produce, int], result: m.ProduceResult) -> None:
+        pending, at = token
+        if pending.results[at] is not None:
+            return
+        pending.results[at] = result
+        pending.remaining -= 1
+        if pending.remaining:
+            return
+        self._bytes_in_flight -= pending.size
+        if pending.silent:
+            self._done(pending.token)
+        else:
+            self._answer(pending.token, m.ProduceResponse([r for r in pending.results if r is not None]))
+
+    def _leading(self, key: PartitionKey) -> Any:
+        replica = self._node.replicas.get(key)
+        if replica is None or replica.leading is None:
+            if self._node.state.partition(key) is None:
+                raise errors.UnknownTopicId()
+            raise errors.NotLeader()
+        return replica
+
+    def _list_offsets(self, token: Token, request: m.ListOffsetsRequest, raw: Frames) -> None:
+        self._answer(token, m.ListOffsetsResponse([self._offset(entry) for entry in request.entries]))
+
+    def _offset(self, entry: m.OffsetEntry) -> m.OffsetResult:
+        key = PartitionKey(entry.topic_id, entry.partition)
+        try:
+            replica = self._leading(key)
+            if not self._node.readable(self._clock()):
+                raise errors.LeaseExpired()
+            log = replica.log
+            if entry.timestamp == EARLIEST:
+                return m.OffsetResult(0, log.log_start, -1, replica.leader_epoch)
+            if entry.timestamp == LATEST:
+                return m.OffsetResult(0, log.high_watermark, -1, replica.leader_epoch)
+            found = self._logs[key].offset_for_time(entry.timestamp, log.high_watermark)
+        except ZmqueueError as error:
+            return m.OffsetResult(error.code)
+        offset, timestamp = found or (-1, -1)
+        return m.OffsetResult(0, offset, timestamp, replica.leader_epoch)
+
+    def _describe_partitions(self, token: Token, request: m.DescribePartitionsRequest, raw: Frames) -> None:
+        self._answer(token, m.DescribePartitionsResponse([self._health(entry) for entry in request.entries]))
+
+    def _health(self, entry: m.PartitionEntry) -> m.PartitionHealth:
+        key = PartitionKey(entry.topic_id, entry.partition)
+        try:
+            view = self._leading(key).log
+        except ZmqueueError as error:
+            return m.PartitionHealth(error.code)
+        log = self._logs[key]
+        return m.PartitionHealth(
+            0, view.log_start, view.high_watermark, view.log_end, log.segment_count, log.size_bytes
+        )
+
+    # -- the cluster ---------------------------------------------------------------------------------------------
+
+    def _metadata(self, token: Token, request: m.MetadataRequest, raw: Frames) -> None:
+        state = self._node.state
+        if request.topics is None:
+            topics = list(state.topics.values())
+        else:
+            topics = [topic for name in request.topics if (topic := state.topic_named(name)) is not None]
+        self._answer(
+            token,
+            m.MetadataResponse(
+                cluster_id=self._node.cluster_id,
+                controller=self._node.controller_id,
+                index=state.index,
+                brokers=[m.BrokerInfo(b.id, b.host, b.client_port, b.epoch, b.fenced) for b in state.brokers.values()],
+                topics=[
+                    m.TopicInfo(
+                        name=topic.name,
+                        topic_id=topic.topic_id,
+                        replication_factor=topic.replication_factor,
+                        min_insync_replicas=topic.min_insync_replicas,
+                        storage=topic.storage,
+                        config=topic.config,
+                        partitions=[
+                            m.PartitionInfo(n, p.leader, p.leader_epoch, p.replicas, p.isr, p.elr)
+                            for n, p in enumerate(topic.partitions)
+                        ],
+                    )
+                    for topic in topics
+                ],
+            ),
+        )
+
+    def _submit(self, command: c.AnyCommand, done: Callable[[c.Outcome], None]) -> None:
+        self._run(self._node.submit(command, done, self._clock() + COMMAND_TIMEOUT_MS))
+
+    def on_command(self, done: Callable[[c.Outcome], None], outcome: c.Outcome) -> None:
+        done(outcome)
+
+    def _create_topic(self, token: Token, request: m.CreateTopicRequest, raw: Frames) -> None:
+        check_topic_name(request.name)
+        topic_config.check(request.config)
+        defaults, state = self._config.topics, self._node.state
+        partitions = defaults.default_partitions if request.partitions is None else request.partitions
+        if not 1 <= partitions <= defaults.partitions_max - sum(len(t.partitions) for t in state.topics.values()):
+            raise errors.InvalidPartitions(
+                f"{partitions} partitions: at least 1, and at most {defaults.partitions_max} in the cluster"
+            )
+        if len(state.topics) >= defaults.topics_max:
+            raise errors.InvalidTopic(f"the cluster has {defaults.topics_max} topics, its limit")
+        factor = request.replication_factor
+        if factor is None:
+            factor = max(1, min(defaults.replication_factor, len(state.live_brokers())))
+        mode = topic_config.storage(request.config, self._storage)
+        command = c.CreateTopic(
+            name=request.name,
+            topic_id=secrets.token_bytes(16),
+            partitions=partitions,
+            replication_factor=factor,
+            min_insync_replicas=topic_config.min_insync_replicas(request.config, factor, mode),
+            storage=mode,
+            config=dict(request.config),
+        )
+
+        def done(outcome: c.Outcome) -> None:
+            if outcome.code:
+                self._fail(token, outcome.code, outcome.message)
+            else:
+                self._answer(token, m.CreateTopicResponse(command.topic_id, partitions, factor))
+
+        self._submit(command, done)
+
+    def _delete_topic(self, token: Token, request: m.DeleteTopicRequest, raw: Frames) -> None:
+        check_topic_name(request.name)
+
+        def done(outcome: c.Outcome) -> None:
+            if outcome.code:
+                self._fail(token, outcome.code, outcome.message)
+            else:
+                self._answer(token, m.Done())
+
+        self._submit(c.DeleteTopic(request.name), done)
+
+    def _producer_id(self, token: Token, request: m.ProducerIdRequest, raw: Frames) -> None:
+        """Ids come from Raft in blocks, so that most producers start without waiting for it."""
+        producer_id = next(self._producer_ids, None)
+        if producer_id is not None:
+            self._answer(token, m.ProducerIdResponse(producer_id, 0))
+            return
+        self._producer_id_waiters.append(token)
+        if len(self._producer_id_waiters) == 1:
+            self._submit(c.AllocateProducerIds(PRODUCER_IDS_PER_BLOCK), self._on_producer_ids)
+
+    def _on_producer_ids(self, outcome: c.Outcome) -> None:
+        waiters, self._producer_id_waiters = self._producer_id_waiters, []
+        if not outcome.code:
+            self._producer_ids = iter(range(outcome.value, outcome.value + PRODUCER_IDS_PER_BLOCK))
+        for token in waiters:
+            if outcome.code:
+                self._fail(token, outcome.code, outcome.message)
+            else:
+                self._producer_id(token, m.ProducerIdRequest(), [])
+
+
+def own_status(node: Node, uptime_ms: int, term: int, voting: bool, bad_frames: int) -> m.StatusResponse:
+    """How this broker is doing, and how the partitions that it leads or replicates are."""
+    leading = [r.leading for r in node.replicas.values() if r.leading]
+    offline = sum(1 for r in node.replicas.values() if r.leader == NO_BROKER)
+    return m.StatusResponse(
+        broker=node.broker,
+        epoch=node.epoch,
+        fenced=not node.is_live,
+        pid=os.getpid(),
+        uptime_ms=uptime_ms,
+        controller=node.controller_id,
+        term=term,
+        index=node.state.index,
+        voting=voting,
+        partitions=len(node.replicas),
+        leading=len(leading),
+        under_replicated=sum(1 for leader in leading if len(leader.isr) < len(leader.replicas)),
+        offline=offline,
+        bad_frames=bad_frames,
+    )
