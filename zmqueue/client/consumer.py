@@ -17,27 +17,25 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import TracebackType
 from typing import Any
 
 from zmqueue.client.fetcher import RESETS, Fetcher, FetchSettings, Slot
 from zmqueue.client.network import Answer, Network
+from zmqueue.client.offsets import OffsetLookup
 from zmqueue.client.records import Deserializer, RecordBatch, open_batches
 from zmqueue.client.routing import Router, parse_bootstrap
 from zmqueue.errors import (
     ConfigError,
     IllegalState,
     RequestTimedOut,
-    UnknownTopicOrPartition,
     ZmqueueError,
-    from_code,
 )
 from zmqueue.model import (
     EARLIEST,
     LATEST,
-    NO_BROKER,
     ConsumerRecord,
     MiB,
     OffsetAndTimestamp,
@@ -47,8 +45,11 @@ from zmqueue.model import (
 from zmqueue.wire import messages
 from zmqueue.wire.frames import Operation
 
-LOOK_UP_PAUSE_S = 0.05
+ASK_PAUSE_S = 0.05
 NOT_FOUND_S = 0.5
+# How often a waiting poll looks for new partitions, and for topics that do not exist yet.
+STEP_S = 1.0
+STEP_UNKNOWN_S = 0.1
 NO_GROUPS = "consumer groups are not available yet: leave group_id unset, and assign partitions or name topics"
 
 Records = dict[TopicPartition, list[ConsumerRecord]]
@@ -119,6 +120,7 @@ class Consumer:
                 reset=self._reset,
             ),
         )
+        self._offsets = OffsetLookup(self._router, self._timeout_s, self._closing)
         weakref.finalize(self, self._network.stop).atexit = False
         if topics:
             self.subscribe(list(topics))
@@ -296,22 +298,17 @@ class Consumer:
         slots = self._fetcher.slots.values()
         return any((slot.chunks and not slot.paused) or slot.error is not None for slot in slots)
 
-    def _wait(self, ready: Any, timeout_s: float) -> bool:
-        """In steps, so that a closed client and a topic that has appeared are noticed."""
-        step_s = 0.1 if 0 in self._topics.values() else 1.0
-        found = self._fetcher.wait(ready, min(timeout_s, step_s))
-        if found or timeout_s <= step_s or 0 in self._topics.values():
-            return found
-        self._network.check()
-        return self._wait_more(ready, timeout_s - step_s)
-
-    def _wait_more(self, ready: Any, timeout_s: float) -> bool:
+    def _wait(self, ready: Callable[[], bool], timeout_s: float) -> bool:
+        """In steps, so that topics that have appeared are noticed. Raises ClientClosed when that has happened."""
         deadline = time.monotonic() + timeout_s
-        while (remaining := deadline - time.monotonic()) > 0:
-            if self._fetcher.wait(ready, min(remaining, 1.0)):
-                return True
+        while True:
+            step_s = STEP_UNKNOWN_S if 0 in self._topics.values() else STEP_S
+            remaining = max(0.0, deadline - time.monotonic())
+            found = self._fetcher.wait(lambda: self._closing.is_set() or ready(), min(remaining, step_s))
             self._network.check()
-        return False
+            if found or time.monotonic() >= deadline:
+                return found
+            self._follow_topics()
 
     def _in_turn(self) -> list[Slot]:
         """The slots that may hand out, beginning with another one each time."""
@@ -422,12 +419,12 @@ class Consumer:
         return set(view.partitions) if view is not None else None
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        rows = self._list_offsets(dict.fromkeys(map(_partition, partitions), EARLIEST))
+        rows = self._offsets.find(dict.fromkeys(map(_partition, partitions), EARLIEST))
         return {partition: row.offset for partition, row in rows.items()}
 
     def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The offset after the last record that consumers may read, of each partition."""
-        rows = self._list_offsets(dict.fromkeys(map(_partition, partitions), LATEST))
+        rows = self._offsets.find(dict.fromkeys(map(_partition, partitions), LATEST))
         return {partition: row.offset for partition, row in rows.items()}
 
     def offsets_for_times(
@@ -436,62 +433,11 @@ class Consumer:
         """The first record of each partition that is at least so young (ms), or None."""
         if any(timestamp < 0 for timestamp in timestamps.values()):
             raise IllegalState("a timestamp is negative")
-        rows = self._list_offsets({_partition(partition): at for partition, at in timestamps.items()})
+        rows = self._offsets.find({_partition(partition): at for partition, at in timestamps.items()})
         return {
             partition: OffsetAndTimestamp(row.offset, row.timestamp, row.leader_epoch) if row.offset >= 0 else None
             for partition, row in rows.items()
         }
-
-    def _list_offsets(self, wanted: dict[TopicPartition, int]) -> dict[TopicPartition, messages.OffsetResult]:
-        """Asks leaders until every partition has its answer, or the time is over."""
-        self._network.check()
-        deadline = time.monotonic() + self._timeout_s
-        self._router.watch({partition.topic for partition in wanted})
-        found: dict[TopicPartition, messages.OffsetResult] = {}
-        last: ZmqueueError | None = None
-        while len(found) < len(wanted):
-            left = {partition: at for partition, at in wanted.items() if partition not in found}
-            by_leader = self._router.wait_for(lambda left=left: self._by_leader(left), deadline - time.monotonic())  # type: ignore[misc]
-            if by_leader is None:
-                names = ", ".join(f"{p.topic}-{p.partition}" for p in left)
-                raise last or UnknownTopicOrPartition(f"no leader of {names} is known")
-            for leader, partitions in by_leader.items():
-                error = self._list_at(leader, {partition: left[partition] for partition in partitions}, found)
-                if error is not None and not error.retriable:
-                    raise error
-                last = error or last
-            if len(found) < len(wanted):
-                if time.monotonic() >= deadline:
-                    raise last or RequestTimedOut("not every leader answered in time")
-                self._network.post(self._router.refresh)
-                self._closing.wait(LOOK_UP_PAUSE_S)
-        return {partition: found[partition] for partition in wanted}
-
-    def _by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]] | None:
-        groups: dict[int, list[TopicPartition]] = {}
-        for partition in partitions:
-            leader, _ = self._router.metadata.leader(*partition)
-            if leader != NO_BROKER:
-                groups.setdefault(leader, []).append(partition)
-        return groups or None
-
-    def _list_at(
-        self, leader: int, wanted: dict[TopicPartition, int], found: dict[TopicPartition, messages.OffsetResult]
-    ) -> ZmqueueError | None:
-        """Ask one leader; the last error it gave."""
-        topics = self._router.metadata.topics
-        known = [(p, at, topics[p.topic].topic_id) for p, at in wanted.items() if p.topic in topics]
-        request = messages.ListOffsetsRequest([messages.OffsetEntry(id_, p.partition, at) for p, at, id_ in known])
-        answer = self._router.call(leader, Operation.LIST_OFFSETS, request, min(self._timeout_s, 5.0))
-        if isinstance(answer, ZmqueueError):
-            return answer
-        last = None
-        for (partition, _, _), row in zip(known, answer.message.results, strict=False):
-            if row.error:
-                last = from_code(row.error, f"{partition.topic}-{partition.partition}")
-            else:
-                found[partition] = row
-        return last
 
     def _ask_any(self, operation: Operation, request: Any) -> Any:
         deadline = time.monotonic() + self._timeout_s
@@ -502,7 +448,7 @@ class Consumer:
                 return answer.message
             if not answer.retriable or time.monotonic() >= deadline:
                 raise answer
-            self._closing.wait(LOOK_UP_PAUSE_S)
+            self._closing.wait(ASK_PAUSE_S)
 
     def close(self) -> None:
         self._closing.set()

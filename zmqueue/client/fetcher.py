@@ -6,7 +6,7 @@ while the application works on the last one, as long as the slot holds less than
 together less than `bytes_max`; so memory is bounded by twice `bytes_max` and one answer per leader.
 
 Invariants
-- `position <= fetch_offset`; the ranges in `chunks` cover what lies between, as far as the application has not taken it.
+- `position <= fetch_offset`; the ranges in `chunks` cover what lies between, but for what the application has taken.
 - `token` changes with every seek and every change of mind; an answer to an older token is dropped.
 - A slot without a position looks it up first (`reset` says what: earliest, or latest).
 - An error that the application has to hear waits in the slot until a poll raises it.

@@ -6,6 +6,7 @@ of the columns have been proved here, in the thread that asked for the records.
 
 from __future__ import annotations
 
+import importlib
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
@@ -135,7 +136,7 @@ class RecordBatch:
     def to_arrow(self) -> Any:
         """As a pyarrow.RecordBatch: offset, timestamp, key, value, headers."""
         try:
-            import pyarrow
+            pyarrow: Any = importlib.import_module("pyarrow")
         except ImportError:
             raise IllegalState("to_arrow needs pyarrow: pip install pyarrow") from None
         count = len(self)
