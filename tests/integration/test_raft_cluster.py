@@ -74,7 +74,7 @@ class Member:
         poll.register(self.node.fileno(), select.POLLIN)
         poll.register(sys.stdin.fileno(), select.POLLIN)
         while True:
-            for fd, _ in poll.poll(20):
+            for fd, _ in poll.poll(50):
                 if fd == sys.stdin.fileno():
                     data = os.read(fd, 65536).decode()
                     if not data:

@@ -37,7 +37,7 @@ from zmqueue.broker.raft_group import (
     in_place_of,
 )
 from zmqueue.broker.raft_snapshots import SNAPSHOT_FILE, Snapshots
-from zmqueue.broker.raft_transport import Message, Poller, Transport
+from zmqueue.broker.raft_transport import Message, Poller, Seldom, Transport
 from zmqueue.config import RaftConfig
 from zmqueue.errors import ZmqueueError
 from zmqueue.log.journal import Entry
@@ -114,7 +114,7 @@ class RaftNode:
         self._waiting: dict[int, tuple[Callable[[ProposalOutcome], None], float]] = {}
         self._outcomes: deque[tuple[Callable[[ProposalOutcome], None], ProposalOutcome]] = deque()
         self._checked_disk = time.monotonic()
-        self._logged_error: tuple[str, float] = ("", 0.0)
+        self._seldom = Seldom()
         self.apply_errors = self.callback_errors = self.tick_errors = 0
         self._reserve = Reserve(folder / RESERVE_FILE, config.disk_reserve_bytes)
         storage = open_storage(folder, broker_id, self._reserve.release)
@@ -263,6 +263,7 @@ class RaftNode:
     def tick(self) -> None:
         """Everything that is due: messages, elections, appends, commits, outcomes. Never waits, never raises."""
         if self._closed:
+            self._deliver()
             return
         now = time.monotonic()
         if self.failed is None:
@@ -308,12 +309,9 @@ class RaftNode:
             step()
         except Exception as error:
             self.tick_errors += 1
-            text, when = self._logged_error
-            now = time.monotonic()
-            if str(error) != text or now - when > 10.0:
-                # Once per cause and ten seconds: a full disk repeats itself at every tick.
-                self._logged_error = (str(error), now)
-                log.error("raft tick failed: %r", error, exc_info=not isinstance(error, ZmqueueError))
+            self._seldom.log(
+                logging.ERROR, f"raft tick failed: {error!r}", exc_info=not isinstance(error, ZmqueueError)
+            )
 
     def _before_send(self, message: Message) -> bool:
         """Whether a message may go out, made durable what it relies on. PySyncObj takes no for a lost message."""
@@ -331,7 +329,7 @@ class RaftNode:
         try:
             self._journal.sync()
         except ZmqueueError as error:
-            log.error("a message %s is withheld: %s", kind, error)
+            self._seldom.log(logging.ERROR, f"raft messages {kind} are withheld: {error}")
             return False
         return True
 

@@ -4,11 +4,8 @@ PySyncObj's own TCP transport unpickles what strangers send, reads any length th
 first message instead of sending it, and stops listening for good when one accept fails. This one takes its place
 behind the same interface.
 
-The link. A frame is a length and that many bytes. The initiator (the member with the higher id) says hello with a
-random nonce, the acceptor answers with its own. Two keys, one for each direction, follow from the cluster's secret and
-both nonces; every later frame is sealed with AES-GCM and a counter. Each side then names itself, whom it means and the
-members it knows. A frame that does not open ends the link: a stranger, a replayed or reordered frame and a damaged
-one look alike. Before a side is known it may send `GREETING_BYTES_MAX` per frame and has `silence_s_max` to finish.
+The member with the higher id dials. What passes over a link, and who may, is raft_channel's part; a link that has not
+greeted within `silence_s_max` is closed, and only `STRANGERS_MAX` may be greeting at a time.
 
 An empty frame is a ping. Every link carries one whenever it was quiet for `ping_s`, and a link that brought nothing for
 `silence_s_max` is closed and dialled again.
@@ -19,39 +16,33 @@ Messages may be lost with their link; Raft expects no more. Within one link they
 from __future__ import annotations
 
 import errno
-import hmac
 import logging
 import os
 import select
 import socket
-import struct
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from zmqueue.broker.raft_channel import Channel
 from zmqueue.errors import BadFrame, ConfigError, ZmqueueError
 from zmqueue.model import KiB, MiB
 
 log = logging.getLogger(__name__)
 
-FRAME_BYTES_MAX = 512 * KiB
-GREETING_BYTES_MAX = 1 * KiB
 OUTGOING_BYTES_MAX = 64 * MiB
 STRANGERS_MAX = 32
 SECRET_BYTES_MIN = 16
 
-_HELLO = b"ZMQRAFT1"
-_NONCE_BYTES = 32
-_LENGTH = struct.Struct("!I")
 _RECV_BYTES = 64 * KiB
 _RECVS_PER_EVENT = 16
 _ACCEPTS_PER_EVENT = 16
 _ACCEPT_PAUSE_S = 1.0
 _RESOLVED_S = 10.0
+_SELDOM_S = 10.0
+_SELDOM_LINES_MAX = 32
 
 Message = dict[str, Any]
 
@@ -61,6 +52,22 @@ class Node(Protocol):
 
     @property
     def id(self) -> str: ...
+
+
+class Seldom:
+    """A line that would come at every tick, or as often as a stranger likes, is written once in ten seconds."""
+
+    def __init__(self) -> None:
+        self._written: dict[str, float] = {}
+
+    def log(self, level: int, text: str, *, exc_info: bool = False) -> None:
+        now = time.monotonic()
+        if now - self._written.get(text, -_SELDOM_S) < _SELDOM_S:
+            return
+        self._written = {line: when for line, when in self._written.items() if now - when < _SELDOM_S}
+        if len(self._written) < _SELDOM_LINES_MAX:
+            self._written[text] = now
+            log.log(level, "%s", text, exc_info=exc_info)
 
 
 # -- polling -------------------------------------------------------------------------------------------------------
@@ -113,112 +120,6 @@ class Poller:
     def close(self) -> None:
         self._watched.clear()
         self._epoll.close()
-
-
-# -- one link without its socket -----------------------------------------------------------------------------------
-
-
-class _Cipher:
-    """Seals or opens one direction of one link. The counter is the nonce, so a key never sees one twice."""
-
-    def __init__(self, secret: bytes, direction: bytes, nonces: bytes) -> None:
-        self._aead = AESGCM(hmac.digest(secret, b"zmqueue raft " + direction + nonces, "sha256"))
-        self._count = 0
-
-    def _nonce(self) -> bytes:
-        self._count += 1
-        return self._count.to_bytes(12, "big")
-
-    def seal(self, payload: bytes) -> bytes:
-        return self._aead.encrypt(self._nonce(), payload, None)
-
-    def open(self, sealed: bytes) -> bytes:
-        try:
-            return self._aead.decrypt(self._nonce(), sealed, None)
-        except InvalidTag as error:
-            raise BadFrame("not sealed with this cluster's secret") from error
-
-
-def _frame(data: bytes) -> bytes:
-    return _LENGTH.pack(len(data)) + data
-
-
-class Channel:
-    """Bytes in, payloads out; what has to be sent gathers in `outgoing`. The initiator knows whom it calls."""
-
-    def __init__(self, *, secret: bytes, own_id: int, members: Iterable[int], peer: int | None) -> None:
-        self._secret = secret
-        self._own_id = own_id
-        self._members = sorted(members)
-        self._initiator = peer is not None
-        self._nonce = os.urandom(_NONCE_BYTES)
-        self._incoming = bytearray()
-        self._seal: _Cipher | None = None
-        self._open: _Cipher | None = None
-        self.outgoing = bytearray()
-        self.peer = peer
-        self.up = False
-        if self._initiator:
-            self.outgoing += _frame(_HELLO + self._nonce)
-
-    def send(self, payload: bytes) -> None:
-        assert self._seal is not None, "the keys come with the hello"
-        self.outgoing += _frame(self._seal.seal(payload))
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Payloads that arrived, pings included as empty ones. Raises `BadFrame`: then the link is to be closed."""
-        self._incoming += data
-        payloads: list[bytes] = []
-        start = 0
-        while len(self._incoming) - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._incoming, start)
-            limit = FRAME_BYTES_MAX if self.up else GREETING_BYTES_MAX
-            if length > limit:
-                raise BadFrame(f"a frame of {length} bytes, allowed are {limit}")
-            end = start + _LENGTH.size + length
-            if end > len(self._incoming):
-                break
-            frame = bytes(self._incoming[start + _LENGTH.size : end])
-            start = end
-            if self._open is None:
-                self._on_hello(frame)
-            elif not self.up:
-                self._on_name(self._open.open(frame))
-            else:
-                payloads.append(self._open.open(frame))
-        del self._incoming[:start]
-        return payloads
-
-    def _on_hello(self, frame: bytes) -> None:
-        if len(frame) != len(_HELLO) + _NONCE_BYTES or not frame.startswith(_HELLO):
-            raise BadFrame("not a hello of this protocol")
-        theirs = frame[len(_HELLO) :]
-        if self._initiator:
-            nonces, out, back = self._nonce + theirs, b"out", b"back"
-        else:
-            nonces, out, back = theirs + self._nonce, b"back", b"out"
-            self.outgoing += _frame(_HELLO + self._nonce)
-        self._seal = _Cipher(self._secret, out, nonces)
-        self._open = _Cipher(self._secret, back, nonces)
-        if self._initiator:
-            self._send_name()
-
-    def _send_name(self) -> None:
-        self.send(msgspec.msgpack.encode((self._own_id, self.peer, self._members)))
-
-    def _on_name(self, payload: bytes) -> None:
-        try:
-            sender, meant, members = msgspec.msgpack.decode(payload, type=tuple[int, int, list[int]])
-        except msgspec.MsgspecError as error:
-            raise BadFrame(f"not a name: {error}") from error
-        if members != self._members or meant != self._own_id or sender == self._own_id or sender not in members:
-            raise BadFrame(f"broker {sender} of {members} means {meant}; this is {self._own_id} of {self._members}")
-        if self._initiator and sender != self.peer:
-            raise BadFrame(f"broker {sender} answers in place of {self.peer}")
-        self.peer = sender
-        if not self._initiator:
-            self._send_name()
-        self.up = True
 
 
 # -- one link with its socket --------------------------------------------------------------------------------------
@@ -355,7 +256,7 @@ class Transport:
         self._resolved: dict[int, tuple[float, Any]] = {}
         self._listener: socket.socket | None = None
         self._accepts_again: float | None = None
-        self._logged_refusal = 0.0
+        self._seldom = Seldom()
         self._closing = False
         self._on_message: Callable[[Node, Message], None] | None = None
         self._on_connected: Callable[[Node], None] | None = None
@@ -520,7 +421,7 @@ class Transport:
                 raise
             except ZmqueueError as error:
                 # Our disk, not their message: nothing was answered, so they will repeat it.
-                log.error("raft message %s of broker %d had no effect: %s", message.get("type"), peer, error)
+                self._seldom.log(logging.ERROR, f"raft messages of broker {peer} have no effect: {error}")
 
     def on_closed(self, link: Link, reason: str) -> None:
         self._greeting.discard(link)
@@ -531,7 +432,5 @@ class Transport:
                 log.info("raft link %s is down: %s", link.name, reason)
             if self._on_disconnected is not None:
                 self._on_disconnected(self._nodes[peer])
-        elif not self._closing and (now := time.monotonic()) - self._logged_refusal > 1.0:
-            # One line a second at most, or strangers could fill the disk with them.
-            self._logged_refusal = now
-            log.info("raft link %s did not come up: %s", link.name, reason)
+        elif not self._closing:
+            self._seldom.log(logging.INFO, f"raft link {link.name.rpartition(':')[0] or link.name} not up: {reason}")

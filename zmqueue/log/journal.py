@@ -24,6 +24,7 @@ Plain writes, never mmap: a full disk is then an error of one call and not a sig
 from __future__ import annotations
 
 import errno
+import functools
 import logging
 import os
 import struct
@@ -331,17 +332,23 @@ class Journal:
             raise StorageFailed(self.failed)
         record = _pack_record(entry)
         try:
-            self._write(record)
+            self._with_space(functools.partial(self._write, record))
         except StorageFull:
-            if not self._on_full():
-                self.full = True
-                raise
-            self._write(record)
+            self.full = True
+            raise
         self.full = False
         self._dirty = True
         self._entries.append(entry)
         self._offsets.append(self._end)
         self._end += len(record)
+
+    def _with_space(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except StorageFull:
+            if not self._on_full():
+                raise
+            write()
 
     def _write(self, record: bytes) -> None:
         try:
@@ -377,7 +384,7 @@ class Journal:
         records = [_pack_record(entry) for entry in entries]
         data = _pack_header() + b"".join(records)
         try:
-            replace_file(self._path, data)
+            self._with_space(functools.partial(replace_file, self._path, data))
         except ZmqueueError as error:
             if not os.path.samestat(os.fstat(self._fd), os.stat(self._path)):
                 # Renamed, but the folder could not be synced: which of the two files a crash leaves is unknown.
@@ -399,7 +406,8 @@ class Journal:
         self._end = position
 
     def _store_vote(self) -> None:
-        replace_file(self._vote_path, pack_checked(_VOTE_MAGIC, _pack_vote(self._term, self._vote)))
+        data = pack_checked(_VOTE_MAGIC, _pack_vote(self._term, self._vote))
+        self._with_space(functools.partial(replace_file, self._vote_path, data))
         self._vote_pending = False
 
     def _fail(self, error: OSError, what: str) -> NoReturn:
