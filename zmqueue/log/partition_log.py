@@ -10,8 +10,8 @@ Invariants
   unusable, and the broker ends.
 - A crash at any point leaves a log that `recover` opens without finding corruption, with everything below durable_end.
   For this segments vanish from the last to the first, each synced into the folder before the next; and with `always` a
-  segment is synced before its successor exists, as otherwise the successor could survive a power cut that its
-  predecessor's tail did not, which looks like corruption.
+  segment and its name are synced before its successor exists, as otherwise the successor could survive a power cut
+  that its predecessor did not, which looks like corruption.
 - `generation` counts truncations. A flush that began in another generation says nothing about the bytes of this one,
   whose offsets may be the same (rule D4).
 
@@ -180,8 +180,7 @@ class PartitionLog:
     def _roll(self, base_offset: int) -> Segment:
         full = self._segments[-1]
         if self._config.fsync == "always" and not self._files.volatile:
-            full.opened().sync()
-            self._synced_end = self.log_end
+            self._sync()
         if not self._synced_later or self._synced_end == self.log_end:
             full.close()
         segment = Segment(self._files, self.folder, base_offset, self._config.index_interval_bytes)
