@@ -174,8 +174,9 @@ class Transport:
                 raw.disable_monitor()
             raw.close(0)
 
-    def close(self) -> None:
-        self._context.destroy(linger=0)
+    def close(self, linger_ms: int = 0) -> None:
+        """Close every socket. What is still queued for peers gets so long to leave."""
+        self._context.destroy(linger=linger_ms)
         self._handlers.clear()
 
     def _make(self, kind: int, frame_bytes_max: int) -> zmq.Socket[bytes]:
