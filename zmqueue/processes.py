@@ -29,6 +29,7 @@ import msgspec
 
 from zmqueue.config import ENV_PREFIX, Member
 from zmqueue.errors import DataFolderInUse
+from zmqueue.model import KiB
 
 STOP_S_MAX = 10.0
 
@@ -114,10 +115,17 @@ class BrokerFolder:
         except OSError:
             return None
 
-    def log_tail(self, lines: int = 5) -> list[str]:
+    def log_end(self) -> int:
+        try:
+            return self.log_file.stat().st_size
+        except OSError:
+            return 0
+
+    def log_tail(self, lines: int = 5, since: int = 0) -> list[str]:
+        """The last lines of the broker's log, of those written after position `since`."""
         try:
             with self.log_file.open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - 16_384))
+                file.seek(max(since, file.seek(0, os.SEEK_END) - 16_384))
                 return file.read().decode(errors="replace").splitlines()[-lines:]
         except OSError:
             return []
@@ -291,13 +299,25 @@ def terminate(brokers: Mapping[int, Process], say: Callable[[str], None], timeou
 def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
     """The file holds the old content or the new, also after a crash of the machine."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-    with open(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(descriptor)
-    temporary.replace(path)
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        # A failed write does not know its file, but whoever reads the message wants to.
+        raise OSError(error.errno, error.strerror, str(path)) from None
     sync_folder(path.parent)
+
+
+def check_writable(folder: Path) -> None:
+    """An OSError that names the place if nothing can be written there, be it for rights or for room."""
+    probe = folder / "probe"
+    replace_file(probe, bytes(64 * KiB))
+    probe.unlink()
 
 
 def sync_folder(path: Path) -> None:

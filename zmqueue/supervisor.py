@@ -27,6 +27,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from zmqueue.config import (
+    BROKERS_MAX,
     CLUSTER_FILE,
     SECRET_FILE,
     ClusterFile,
@@ -43,6 +44,7 @@ from zmqueue.processes import (
     Process,
     StoppedOnPurpose,
     check_not_up,
+    check_writable,
     find_supervisor,
     lock_supervisor,
     open_pidfd,
@@ -66,6 +68,8 @@ EXIT_ERROR = 1
 EXIT_TIMEOUT = 4
 EXIT_BAD_CONFIG = 78
 EXIT_INTERRUPTED = 130
+
+REFUSED = "its configuration is refused (exit code 78)"
 
 LOOK_S = 0.25
 READY_POLL_S = 0.05
@@ -104,7 +108,7 @@ class RestartPolicy:
     def on_exit(self, code: int | None, now_s: float) -> Restart | GiveUp:
         """`code` is None when the process was not our child, so that nobody told us."""
         if code == EXIT_BAD_CONFIG:
-            return GiveUp("its configuration is refused (exit code 78)")
+            return GiveUp(REFUSED)
         self._crashes.append(now_s)
         while self._crashes[0] <= now_s - self._window_s:
             self._crashes.popleft()
@@ -349,6 +353,8 @@ class Supervisor:
         running = {i: found for i, w in self._watched.items() if (found := w.folder.running())}
         if running:
             self._say(f"stopping {len(running)} brokers")
+        for broker_id in running:
+            self._watched[broker_id].folder.stopped_file.touch()  # else they would be shown as dead
         terminate(running, self._say)
         for broker_id, known in running.items():
             reap(known.pid)
@@ -417,13 +423,15 @@ class StartFailed(ZmqueueError):
 def up_detached(data_dir: Path, arguments: list[str], timeout_s: float) -> ClusterStatus:
     """Starts `zmqueue up ARGUMENTS` in the background and returns when the cluster is ready, or stops it all again."""
     data_dir.mkdir(parents=True, exist_ok=True)
-    check_not_up(data_dir)  # the answer to a second `up` should not have to come out of a log
-    log = data_dir / "supervisor.log"
-    seen = log.stat().st_size if log.exists() else 0
-    pid = spawn([sys.executable, "-m", "zmqueue", "up", *arguments], log, os.environ)
-    child = process(pid) or Process(pid, 0, "gone")
+    # What can be known beforehand should not have to come out of a log.
+    check_not_up(data_dir)
+    check_writable(data_dir)
+    for stale in data_dir.glob("broker-*/failed"):
+        stale.unlink()
+    start = _Start(data_dir)
+    child = start.spawn(arguments)
     try:
-        return _await_ready(data_dir, child, log, seen, time.monotonic() + timeout_s, timeout_s)
+        return start.await_ready(child, timeout_s)
     except BaseException:
         # Also when interrupted: what was asked for did not come, so nothing of it stays.
         send_signal(child, signal.SIGTERM)
@@ -431,41 +439,62 @@ def up_detached(data_dir: Path, arguments: list[str], timeout_s: float) -> Clust
         raise
 
 
-def _await_ready(
-    data_dir: Path, child: Process, log: Path, seen: int, deadline_s: float, timeout_s: float
-) -> ClusterStatus:
-    asker: Asker | None = None
-    status: ClusterStatus | None = None
-    try:
-        # Waiting for the supervisor's end is the pause between two looks at the brokers.
-        while wait_for_exit([child], READY_POLL_S):
-            if asker is None and (cluster := read_cluster_file(data_dir)) is not None:
-                asker = Asker(data_dir, cluster)
-            status = asker.status() if asker is not None else None
-            if status is not None and status.ready and status.supervisor_pid == child.pid:
-                return status
-            for broker in status.brokers if status is not None else []:
-                if broker.failure is not None:
-                    tail = BrokerFolder(data_dir, broker.id).log_tail(20)
-                    raise StartFailed(f"broker {broker.id} does not start: {broker.failure}", details=tail)
-            if time.monotonic() >= deadline_s:
-                why = status.unready() if status is not None else "the supervisor did not start"
-                troubled = [b.id for b in status.brokers if b.state != "ready"] if status is not None else []
-                details = [line for broker_id in troubled for line in _tail(data_dir, broker_id)]
-                raise StartFailed(f"not ready within {timeout_s:g} s: {why}", EXIT_TIMEOUT, details)
-    finally:
-        if asker is not None:
-            asker.close()
-    code = reap(child.pid)
-    with log.open("rb") as file:
-        file.seek(seen)
-        lines = file.read().decode(errors="replace").splitlines()
-    reason = lines.pop().removeprefix("zmqueue: ") if lines else f"the supervisor {describe_exit(code)}"
-    raise StartFailed(reason, code if code is not None and code > 0 else EXIT_ERROR, lines[-20:])
+class _Start:
+    """A start in the background, seen from the foreground. Only what the logs say from now on is about it."""
 
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir
+        self._log = data_dir / "supervisor.log"
+        self._log_seen = self._log.stat().st_size if self._log.exists() else 0
+        self._seen = [BrokerFolder(data_dir, broker_id).log_end() for broker_id in range(BROKERS_MAX)]
 
-def _tail(data_dir: Path, broker_id: int) -> list[str]:
-    return [f"broker {broker_id}: {line}" for line in BrokerFolder(data_dir, broker_id).log_tail(3)]
+    def spawn(self, arguments: list[str]) -> Process:
+        pid = spawn([sys.executable, "-m", "zmqueue", "up", *arguments], self._log, os.environ)
+        return process(pid) or Process(pid, 0, "gone")
+
+    def await_ready(self, child: Process, timeout_s: float) -> ClusterStatus:
+        deadline_s = time.monotonic() + timeout_s
+        asker: Asker | None = None
+        status: ClusterStatus | None = None
+        try:
+            # Waiting for the supervisor's end is the pause between two looks at the brokers.
+            while wait_for_exit([child], READY_POLL_S):
+                if asker is None and (cluster := read_cluster_file(self._data_dir)) is not None:
+                    asker = Asker(self._data_dir, cluster)
+                status = asker.status() if asker is not None else None
+                if status is not None and status.ready and status.supervisor_pid == child.pid:
+                    return status
+                self._check_failures(status)
+                if time.monotonic() >= deadline_s:
+                    raise self._timed_out(status, timeout_s)
+        finally:
+            if asker is not None:
+                asker.close()
+        raise self._supervisor_ended(reap(child.pid))
+
+    def _check_failures(self, status: ClusterStatus | None) -> None:
+        for broker in status.brokers if status is not None else []:
+            if broker.failure is not None:
+                message = f"broker {broker.id} does not start: {broker.failure}"
+                code = EXIT_BAD_CONFIG if broker.failure == REFUSED else EXIT_ERROR
+                raise StartFailed(message, code, self._tail(broker.id, 20))
+
+    def _timed_out(self, status: ClusterStatus | None, timeout_s: float) -> StartFailed:
+        why = status.unready() if status is not None else "the supervisor did not start"
+        troubled = [broker.id for broker in status.brokers if broker.state != "ready"] if status is not None else []
+        details = [line for broker_id in troubled for line in self._tail(broker_id, 3)]
+        return StartFailed(f"not ready within {timeout_s:g} s: {why}", EXIT_TIMEOUT, details)
+
+    def _supervisor_ended(self, code: int | None) -> StartFailed:
+        with self._log.open("rb") as file:
+            file.seek(self._log_seen)
+            lines = file.read().decode(errors="replace").splitlines()
+        reason = lines.pop().removeprefix("zmqueue: ") if lines else f"the supervisor {describe_exit(code)}"
+        return StartFailed(reason, code if code is not None and code > 0 else EXIT_ERROR, lines[-20:])
+
+    def _tail(self, broker_id: int, lines: int) -> list[str]:
+        tail = BrokerFolder(self._data_dir, broker_id).log_tail(lines, self._seen[broker_id])
+        return [f"broker {broker_id}: {line}" for line in tail]
 
 
 # -- down --------------------------------------------------------------------------------------------------------
@@ -482,6 +511,8 @@ def down(data_dir: Path, cluster: ClusterFile, say: Say) -> int:
             say(f"the supervisor (pid {supervisor.pid}) did not stop: killing it")
             send_signal(supervisor, signal.SIGKILL)
     left = {broker_id: found for broker_id, folder in folders.items() if (found := folder.running())}
+    for broker_id in left:
+        folders[broker_id].stopped_file.touch()
     terminate(left, say)
     for folder in folders.values():
         folder.pid_file.unlink(missing_ok=True)

@@ -422,7 +422,7 @@ def test_the_end_of_the_supervisor_ends_its_brokers_and_tells_how(tmp_path, mode
             wait_until_up(folder)
     assert watching.code == 7
     assert [folder.running() for folder in watching.folders] == [None, None]
-    assert not any(folder.is_stopped or folder.pid_file.exists() for folder in watching.folders)
+    assert all(folder.is_stopped and not folder.pid_file.exists() for folder in watching.folders)
 
 
 def test_brokers_that_already_run_are_adopted(tmp_path, mode):
