@@ -11,9 +11,10 @@ stopped    was stopped on purpose
 from __future__ import annotations
 
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -21,6 +22,10 @@ from zmqueue.config import ClusterFile, Member
 from zmqueue.errors import ZmqueueError
 from zmqueue.model import NO_BROKER
 from zmqueue.processes import BrokerFolder, find_supervisor
+
+if TYPE_CHECKING:
+    from zmqueue.client.admin import Admin
+    from zmqueue.wire.messages import StatusResponse
 
 State = Literal["ready", "fenced", "starting", "silent", "dead", "stopped"]
 
@@ -67,7 +72,8 @@ class Asker:
     def __init__(self, data_dir: Path, cluster: ClusterFile) -> None:
         self._data_dir = data_dir
         self._cluster = cluster
-        self._admins: dict[int, Any] = {}
+        self._admin: Admin | None = None
+        self._connecting = threading.Lock()
         self._pool = ThreadPoolExecutor(len(cluster.members), thread_name_prefix="ask")
 
     def __enter__(self) -> Asker:
@@ -78,8 +84,8 @@ class Asker:
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
-        for admin in self._admins.values():
-            admin.close()
+        if self._admin is not None:
+            self._admin.close()
 
     def status(self) -> ClusterStatus:
         brokers, controllers = [], []
@@ -124,21 +130,25 @@ class Asker:
         )
         return status, answer.controller
 
-    def ask(self, member: Member) -> Any | None:
-        """The broker's own word (`StatusResponse`), or None. The one place that knows how the client asks."""
-        from zmqueue.client.admin import Admin
-
+    def ask(self, member: Member) -> StatusResponse | None:
+        """The broker's own word, or None. The one place that knows how the client asks."""
         # A closed port answers at once, a request into it only by its timeout.
         if not _listens(member):
             return None
         try:
-            admin = self._admins.get(member.id)
-            if admin is None:
-                admin = Admin(bootstrap_servers=f"{member.host}:{member.client}", request_timeout_ms=ANSWER_MS_MAX)
-                self._admins[member.id] = admin
-            return admin.broker_status(member.id)
+            answer = self._connected().broker_status(address=f"{member.host}:{member.client}")
         except ZmqueueError:
             return None
+        return answer if answer.broker == member.id else None
+
+    def _connected(self) -> Admin:
+        from zmqueue.client.admin import Admin
+
+        with self._connecting:
+            if self._admin is None:
+                bootstrap = [f"{member.host}:{member.client}" for member in self._cluster.members]
+                self._admin = Admin(bootstrap_servers=bootstrap, request_timeout_ms=ANSWER_MS_MAX)
+            return self._admin
 
 
 def _listens(member: Member) -> bool:
