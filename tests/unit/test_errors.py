@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from golden import samples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.golden import samples
 from zmqueue import errors
 
 ALL = [

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from golden import samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.golden import samples
 from zmqueue.errors import BadFrame, InvalidRequest, UnknownOperation, UnsupportedVersion
 from zmqueue.model import PartitionKey
 from zmqueue.wire import cbor, frames, messages

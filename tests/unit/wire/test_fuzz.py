@@ -15,10 +15,10 @@ from collections.abc import Callable
 
 import cramjam
 import pytest
-from golden import samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.golden import samples
 from zmqueue.errors import (
     BadFrame,
     CorruptBatch,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from golden import samples
 
+from tests.golden import samples
 from zmqueue.wire import batch, frames
 
 MESSAGES = samples.stored("messages.json")
