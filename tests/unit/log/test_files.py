@@ -162,7 +162,7 @@ def test_a_short_write_is_storage_full_and_leaves_the_file_as_it_was(
 
 def test_a_real_limit_on_file_size_is_storage_full(tmp_path: Path):
     program = (
-        "import resource, signal, sys; from zmqueue.errors import StorageFull; from zmqueue.log.files import DiskFiles\n"
+        "import resource, signal, sys; from zmqueue.log.files import DiskFiles, StorageFull\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "file = DiskFiles().create(sys.argv[1]); file.append([bytes(900)], 900)\n"
         "for _ in range(2):\n"
