@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from typing import Any
 
 from zmqueue import Consumer, Producer, TopicPartition
+from zmqueue.model import RecordMetadata
 
 
 class Load:
@@ -43,17 +43,14 @@ class Load:
         while not self._stop.wait(self._pause):
             partition = number % self.partitions
             future = self._producer.send(self.topic, b"%d" % number, partition=partition)
-            future.add_done_callback(lambda done, p=partition, n=number: self._on_done(done, p, n))
+            future.add_callback(lambda metadata, n=number: self._on_acked(metadata, n))
+            future.add_errback(self.failed.append)
             number += 1
 
-    def _on_done(self, future: Any, partition: int, number: int) -> None:
-        error = future.exception()
+    def _on_acked(self, metadata: RecordMetadata, number: int) -> None:
         with self._lock:
-            if error is not None:
-                self.failed.append(error)
-            else:
-                self.acked[partition].append((future.get(timeout=0).offset, number))
-                self.acked_at[partition].append(time.monotonic())
+            self.acked[metadata.partition].append((metadata.offset, number))
+            self.acked_at[metadata.partition].append(time.monotonic())
 
     @property
     def count(self) -> int:
