@@ -116,7 +116,9 @@ def up(
 
 def _say_with_time(message: str) -> None:
     # The real stderr: while the console runs a command, sys.stderr is that command's.
-    print(f"{time.strftime('%H:%M:%S')} {message}", file=sys.__stderr__, flush=True)
+    if sys.__stderr__ is not None:
+        sys.__stderr__.write(f"{time.strftime('%H:%M:%S')} {message}\n")  # one write: other threads print too
+        sys.__stderr__.flush()
 
 
 @click.command()
@@ -141,7 +143,7 @@ def status(choices: Choices) -> None:
     """Show every broker: its state, process, ports, and what it leads.
 
     States: ready; fenced (runs, but may not serve yet); starting; silent (runs, but does not answer); dead; stopped (on
-    purpose). CONTROLLER marks the broker that leads the Raft group.
+    purpose). RAFT marks the broker that leads the metadata.
     """
     from zmqueue.cli.output import print_status
     from zmqueue.status import Asker

@@ -86,8 +86,9 @@ def _serve_terminal(console: Console) -> None:
     for line in _terminal_lines(sys.stdin.fileno()):
         # redirect_stdout is process-wide, so what is printed goes to the real streams by name.
         answer = console.run(line)
-        if answer:
-            print(answer, file=sys.__stdout__, flush=True)
+        if answer and sys.__stdout__ is not None:
+            sys.__stdout__.write(answer + "\n")
+            sys.__stdout__.flush()
 
 
 def _terminal_lines(descriptor: int) -> Iterator[str]:

@@ -161,7 +161,7 @@ def consume(
     check_topic_name(topic, internal=True)
     begin = parse_where(where)
     write = as_json if format_ == "json" else compile_format(format_)
-    bootstrap = choices.bootstrap
+    bootstrap = choices.reachable_bootstrap()
 
     from zmqueue import Consumer
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
+import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from zmqueue.errors import NoBrokersAvailable, ZmqueueError
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+# A broker that is just being restarted is worth a moment.
+REACHABLE_S_MAX = 2.0
+REACHABLE_PAUSE_S = 0.1
 
 
 class Failed(Exception):
@@ -37,12 +44,51 @@ class Choices:
 
     @property
     def bootstrap(self) -> str:
-        text = self.given_bootstrap or os.environ.get("ZMQUEUE_BOOTSTRAP") or DEFAULT_BOOTSTRAP
-        for part in text.split(","):
-            host, _, port = part.strip().rpartition(":")
-            if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65_536:
-                raise click.UsageError(f"--bootstrap: {part!r} is not HOST:PORT")
+        text = self.given_bootstrap or os.environ.get("ZMQUEUE_BOOTSTRAP")
+        if not text:
+            return self._default_bootstrap()
+        parse_addresses(text)
         return text
+
+    def _default_bootstrap(self) -> str:
+        """The default address, with its fellows where the data folder knows them: any one of them may be down."""
+        from zmqueue.config import read_cluster_file
+
+        try:
+            cluster = read_cluster_file(self.data_dir)
+        except ZmqueueError:
+            return DEFAULT_BOOTSTRAP  # not this command's business
+        known = [f"{member.host}:{member.client}" for member in cluster.members] if cluster is not None else []
+        return ",".join(known) if DEFAULT_BOOTSTRAP in known else DEFAULT_BOOTSTRAP
+
+    def reachable_bootstrap(self) -> str:
+        """The bootstrap servers, if anybody is there at all: clients are patient, somebody at a terminal is not."""
+        text = self.bootstrap
+        addresses = parse_addresses(text)
+        deadline_s = time.monotonic() + REACHABLE_S_MAX
+        while not any(listens(host, port) for host, port in addresses):
+            if time.monotonic() >= deadline_s:
+                raise NoBrokersAvailable(f"no broker listens at {text}: is the cluster up? (see zmqueue status)")
+            time.sleep(REACHABLE_PAUSE_S)
+        return text
+
+
+def parse_addresses(text: str) -> list[tuple[str, int]]:
+    addresses = []
+    for part in text.split(","):
+        host, _, port = part.strip().rpartition(":")
+        if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65_536:
+            raise click.UsageError(f"--bootstrap: {part!r} is not HOST:PORT")
+        addresses.append((host, int(port)))
+    return addresses
+
+
+def listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=0.5).close()
+    except OSError:
+        return False
+    return True
 
 
 def _keep(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:

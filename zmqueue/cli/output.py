@@ -59,7 +59,10 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, state_
         if state_column is not None:
             cells[state_column].stylize(STATE_STYLES.get(row[state_column], ""))
         table.add_row(*cells)
-    Console().print(table)
+    console = Console()
+    # Cells are never cut: on a narrow terminal the lines wrap.
+    width = max(len(line) for line in plain_table(headers, rows))
+    console.print(table, width=max(console.width, width), crop=False, no_wrap=True, soft_wrap=True)
 
 
 def plain_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -83,7 +86,7 @@ def print_status(choices: Choices, status: ClusterStatus) -> None:
 
 
 def print_brokers(brokers: Sequence[BrokerStatus]) -> None:
-    headers = ("BROKER", "STATE", "PID", "PORTS", "UPTIME", "LEADING", "REPLICAS", "CONTROLLER")
+    headers = ("BROKER", "STATE", "PID", "PORTS", "UPTIME", "LEADING", "REPLICAS", "RAFT")
     print_table(headers, [_broker_row(broker) for broker in brokers], state_column=1)
 
 
@@ -96,7 +99,7 @@ def _broker_row(broker: BrokerStatus) -> tuple[str, ...]:
         "-" if broker.uptime_s is None else duration(broker.uptime_s),
         _or_dash(broker.leading),
         _or_dash(broker.partitions),
-        "*" if broker.controller else "",
+        "leader" if broker.controller else "",
     )
 
 

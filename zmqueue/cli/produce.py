@@ -84,7 +84,7 @@ def produce(
         else records_of_lines(sys.stdin.buffer, fixed_key, key_separator)
     )
     parsed = parse_headers(headers)
-    bootstrap = choices.bootstrap
+    bootstrap = choices.reachable_bootstrap()
 
     from zmqueue import Producer
 

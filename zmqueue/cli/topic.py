@@ -16,7 +16,7 @@ def topic() -> None:
 
 
 def _admin(choices: Choices) -> Any:
-    bootstrap = choices.bootstrap  # a wrong one should not have to wait for the import
+    bootstrap = choices.reachable_bootstrap()  # before the import, so that nobody waits for nothing
 
     from zmqueue import Admin
 

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 import zmqueue
 from zmqueue import config
+from zmqueue.cli import options
 from zmqueue.cli.main import cli
 from zmqueue.errors import (
     DeliveryTimeout,
@@ -39,6 +40,13 @@ class Closing:
 
     def close(self):
         self.closed = True
+
+
+@pytest.fixture(autouse=True)
+def somebody_listens(monkeypatch, tmp_path):
+    """Stand-ins have no port. And whatever ./data may hold is none of ours."""
+    monkeypatch.setattr(options, "listens", lambda host, port: True)
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
@@ -134,7 +142,7 @@ def test_status_of_a_cluster_that_does_not_run(cluster):
     result = run("status", "--data-dir", str(cluster))
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    assert lines[0].split() == ["BROKER", "STATE", "PID", "PORTS", "UPTIME", "LEADING", "REPLICAS", "CONTROLLER"]
+    assert lines[0].split() == ["BROKER", "STATE", "PID", "PORTS", "UPTIME", "LEADING", "REPLICAS", "RAFT"]
     assert [line.split()[:2] for line in lines[1:4]] == [["0", "dead"], ["1", "stopped"], ["2", "dead"]]
     assert "not ready: broker 0 is dead, broker 1 is stopped, broker 2 is dead" in lines[4]
     document = json.loads(run("status", "--data-dir", str(cluster), "-o", "json").stdout)
@@ -328,6 +336,20 @@ def test_topic_create_passes_everything_on(admin):
 def test_the_bootstrap_may_come_from_the_environment(admin):
     run("topic", "ls", env={"ZMQUEUE_BOOTSTRAP": "127.0.0.1:5,127.0.0.1:6"})
     assert admin.calls[0] == {"bootstrap_servers": "127.0.0.1:5,127.0.0.1:6"}
+
+
+def test_the_fellows_of_the_default_broker_are_asked_as_well(admin, cluster):
+    run("--data-dir", str(cluster), "topic", "ls")
+    assert admin.calls[0] == {"bootstrap_servers": "127.0.0.1:9092,127.0.0.1:9093,127.0.0.1:9094"}
+
+
+def test_nobody_there_is_told_soon(admin, monkeypatch):
+    monkeypatch.setattr(options, "listens", lambda host, port: False)
+    monkeypatch.setattr(options, "REACHABLE_S_MAX", 0)
+    result = run("topic", "ls")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("zmqueue: no broker listens at 127.0.0.1:9092: is the cluster up?")
+    assert admin.calls == []
 
 
 def test_topic_ls(admin):
