@@ -150,7 +150,7 @@ class Consumer:
         self.assign([])
 
     def assignment(self) -> set[TopicPartition]:
-        self._follow_topics()
+        self._await_topics()
         return set(self._fetcher.slots)
 
     def subscription(self) -> set[str] | None:
@@ -172,6 +172,14 @@ class Consumer:
                 self._topics[topic] = len(partitions)
                 reset = EARLIEST if assigned else self._reset
                 self._fetcher.assign([*self._fetcher.slots, *partitions], reset)
+
+    def _await_topics(self) -> None:
+        """Give the cluster a moment to say which partitions the subscribed topics have."""
+        self._network.check()
+        if 0 in self._topics.values():
+            topics = self._router.metadata.topics
+            self._router.wait_for(lambda: all(name in topics for name in self._topics) or None, NOT_FOUND_S)
+        self._follow_topics()
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Hand out nothing of these, and stop fetching them."""
@@ -228,7 +236,7 @@ class Consumer:
     def _slot(self, partition: TopicPartition) -> Slot:
         slot = self._fetcher.slots.get(partition)
         if slot is None:
-            self._follow_topics()
+            self._await_topics()
             slot = self._fetcher.slots.get(partition)
         if slot is None:
             raise IllegalState(f"{partition.topic}-{partition.partition} is not assigned")

@@ -11,6 +11,7 @@ fraction of a second. News older than what is known is merged (see metadata.py),
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -77,6 +78,8 @@ class Router:
         self._all_topics = False
         self._failures: dict[Address, int] = {}
         self._usable_at: dict[Address, float] = {}
+        self._asked: dict[Address, int] = {}
+        self._asks = itertools.count(1)
         self._refresh: _Refresh | None = None
         self._refresh_waits = False
         self._refreshed_at = -1e9
@@ -186,7 +189,12 @@ class Router:
         return self.network.request(address, operation, message, raw, timeout_s, callback, answered=answered)
 
     def any_address(self) -> Address:
-        return self._candidates(NO_BROKER)[0]
+        address = self._candidates(NO_BROKER)[0]
+        self.note_asked(address)
+        return address
+
+    def note_asked(self, address: Address) -> None:
+        self._asked[address] = next(self._asks)
 
     def _resolve(self, target: int | Address) -> Address | None:
         if isinstance(target, Address):
@@ -195,7 +203,10 @@ class Router:
         return Address(broker.host, broker.port) if broker is not None else None
 
     def _candidates(self, avoid: int) -> list[Address]:
-        """Every address we know, the most promising first."""
+        """Every address we know, the most promising first.
+
+        They take turns: a broker that is cut off, yet answers, must not be the only one that is ever asked.
+        """
         now = time.monotonic()
         avoided = self._resolve(avoid)
         fenced = {Address(b.host, b.port): b.fenced for b in self.metadata.brokers.values()}
@@ -204,9 +215,9 @@ class Router:
         addresses.sort(
             key=lambda a: (
                 a == avoided,
-                not self.network.linked(a),
-                fenced.get(a, True),
                 self._usable_at.get(a, 0.0) > now,
+                fenced.get(a, bool(fenced)),
+                self._asked.get(a, 0),
             )
         )
         return addresses
@@ -255,20 +266,24 @@ class Router:
             self.refresh()
 
     def _on_link(self, address: Address, up: bool) -> None:
-        now = time.monotonic()
         if up:
-            pause = self._usable_at.get(address, 0.0) - now
+            pause = self._usable_at.get(address, 0.0) - time.monotonic()
             self.network.call_later(pause, self.notify) if pause > 0 else self.notify()
             return
+        self.note_failure(address)
+        if self.listeners:
+            lost = [b.id for b in self.metadata.brokers.values() if (b.host, b.port) == address]
+            self.refresh(avoid=lost[0] if lost else NO_BROKER)
+
+    def note_failure(self, address: Address) -> None:
+        """Leave this address alone for a while, longer each time."""
+        now = time.monotonic()
         # A connection that held for a while starts from the shortest pause again.
         if now - self._usable_at.get(address, -1e9) > 10 * BACKOFF_S_MAX:
             self._failures[address] = 0
         failures = self._failures.get(address, 0)
         self._failures[address] = failures + 1
         self._usable_at[address] = now + jittered(BACKOFF_S, failures, BACKOFF_S_MAX)
-        if self.listeners:
-            lost = [b.id for b in self.metadata.brokers.values() if (b.host, b.port) == address]
-            self.refresh(avoid=lost[0] if lost else NO_BROKER)
 
 
 class _Refresh:
@@ -294,6 +309,7 @@ class _Refresh:
             return
         network = self._router.network
         address = self._left.pop(0)
+        self._router.note_asked(address)
         message = messages.MetadataRequest(self._topics)
         holder: list[Request] = []
         request = network.request(
@@ -309,6 +325,8 @@ class _Refresh:
             self._over = True
             return
         fresh = False
+        if not holder[0].on_wire:
+            self._router.note_failure(holder[0].connection.address)
         if isinstance(result, Answer):
             try:
                 fresh = self._router.take_news(result.message, self._topics)
