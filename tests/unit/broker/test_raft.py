@@ -338,6 +338,20 @@ def test_chunks_of_a_snapshot_commit_nothing(follower):
     assert follower.machine.commands == []
 
 
+def test_an_old_snapshot_takes_nothing_back(follower, tmp_path):
+    follower.append(1, *[entry(i) for i in range(2, 9)], commit=6)
+    follower.node.tick()
+    (tmp_path / "leader").mkdir()
+    for last in (5, 8):  # applied already; in the log, though not committed yet
+        source = stored(tmp_path / "leader", last)
+        while (chunk := source.getTransmissionData("follower")) is not None:
+            assert follower.hear(type="append_entries", term=1, commit_index=8, serialized=chunk) == []
+            if chunk[2]:
+                break
+    assert follower.machine.commands == [b"%d" % i for i in range(2, 7)]
+    assert follower.node._journal[-1] == entry(8)
+
+
 def test_an_acknowledgement_follows_the_sync(follower, monkeypatch):
     order: list[str] = []
     real_sync, real_send = os.fdatasync, follower._send
@@ -641,6 +655,13 @@ def test_a_folder_that_was_never_formatted_does_not_vote(members, caplog):
     ticks = iter(range(100))
     members.pump(lambda: next(ticks) > 90)
     assert {node.term for node in members.nodes.values()} == {0}
+
+
+def test_who_does_not_vote_promises_no_vote_either(members):
+    node = members.start(3, only={1}, formatted=False).nodes[1]
+    message = {"type": "request_vote", "term": 5, "last_log_index": 9, "last_log_term": 4}
+    node._group._SyncObj__onMessageReceived(Node("2"), message)
+    assert (node.term, node._journal.getVotedForNodeId()) == (0, None)
 
 
 def test_a_wiped_member_follows_without_voting_and_votes_once_admitted(members):
