@@ -124,7 +124,7 @@ _SHAPES: dict[str, Any] = {
 }
 
 
-class Group(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # untyped base
+class Group(pysyncobj.syncobj.SyncObj):
     """One member, as PySyncObj sees it."""
 
     def __init__(
