@@ -16,6 +16,7 @@ import pytest
 from zmqueue import config, processes, supervisor
 from zmqueue.errors import ConfigError, DataFolderInUse
 from zmqueue.processes import BrokerFolder, Process
+from zmqueue.status import BrokerStatus, ClusterStatus
 from zmqueue.supervisor import GiveUp, Restart, RestartPolicy, Supervisor
 
 # Ends on SIGTERM with 0, as a broker does; `stubborn` ignores it, `crash` and `refuse` end by themselves.
@@ -431,3 +432,21 @@ def test_brokers_that_already_run_are_adopted(tmp_path, mode):
         watching.wait_for(f"broker 1 runs already, pid {before.pid}")
         processes.send_signal(before, signal.SIGKILL)
         watching.wait_for("broker 1 restarted")
+
+
+# -- a start in the background -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("failure", "code"), [(supervisor.REFUSED, 78), ("it ended 5 times within 60 s", 1)])
+def test_a_broker_given_up_fails_the_start_with_its_own_words_and_kind(tmp_path, failure, code):
+    folder = BrokerFolder(tmp_path, 0)
+    folder.path.mkdir()
+    folder.log_file.write_text("of an earlier run\n")
+    start = supervisor._Start(tmp_path)
+    with folder.log_file.open("a") as log:
+        log.write("no such setting\n")
+    broker = BrokerStatus(0, "dead", "127.0.0.1", {}, failure=failure)
+    with pytest.raises(supervisor.StartFailed, match="broker 0 does not start: ") as caught:
+        start._check_failures(ClusterStatus("c1", str(tmp_path), "disk", False, -1, None, [broker]))
+    assert caught.value.exit_code == code
+    assert caught.value.details == ["broker 0: no such setting"]
