@@ -76,7 +76,7 @@ class Figures:
             "seconds": round(self.seconds, 3),
             "records_per_s": round(self.records / self.seconds),
             "mb_per_s": round(self.records * self.record_bytes / self.seconds / 1e6, 1),
-            **percentiles("batch_latency", self.latencies_ms),
+            **percentiles("latency", self.latencies_ms),
         }
 
 
