@@ -280,7 +280,8 @@ class PartitionLog:
         self.log_end = segment.next_offset
         self._epochs.truncate(self.log_end)
         self._synced_end = min(self._synced_end, self.log_end)
-        segment.opened().sync()
+        if not self._synced_later or self._synced_end == self.log_end:
+            segment.opened().sync()  # the cut itself; otherwise it goes with the bytes before it
         if self._synced_later:
             self._sync()
         self.durable_end = self.log_end
