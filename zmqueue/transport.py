@@ -4,14 +4,19 @@ A `Transport` belongs to one thread: it makes sockets, polls them together with 
 handler that each was given. Only `Waker.wake` may be called from other threads. Every socket has bounded queues, drops
 what it cannot deliver at close, refuses frames over its size limit, and never blocks: `send` says False when the peer
 is gone or its queue is full, `receive` says None when nothing is there.
+
+Polling is epoll on the sockets' own descriptors, which costs what has happened and not what could. Such a descriptor
+tells of news only until ZeroMQ has looked at them, which every call on the socket may do: a socket that was used since
+the last poll, and not seen empty by `receive`, is therefore asked directly.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import select
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -33,11 +38,13 @@ Frames = list[bytes]
 class Socket:
     """One ZeroMQ socket with the behaviour described above."""
 
-    def __init__(self, raw: zmq.Socket[bytes], monitor: zmq.Socket[bytes] | None = None) -> None:
+    def __init__(self, raw: zmq.Socket[bytes], used: dict[Socket, None], monitor: Socket | None = None) -> None:
         self._raw = raw
+        self._used = used
         self._monitor = monitor
 
     def send(self, frames: Frames) -> bool:
+        self._used[self] = None
         try:
             # Frames of 64 KiB and more go out without a copy; smaller ones are cheaper to copy.
             self._raw.send_multipart(frames, zmq.DONTWAIT, copy=False)
@@ -50,26 +57,36 @@ class Socket:
         return True
 
     def receive(self) -> Frames | None:
+        self._used[self] = None
         try:
             return self._raw.recv_multipart(zmq.DONTWAIT)
         except zmq.Again:
+            del self._used[self]
             return None
         except zmq.ZMQError as error:
             raise NetworkError(str(error)) from error
 
+    def has_news(self) -> bool:
+        """Whether there is something to receive."""
+        return not self._raw.closed and bool(cast(int, self._raw.get(zmq.EVENTS)) & zmq.POLLIN)
+
     def subscribe(self, prefix: bytes) -> None:
+        self._used[self] = None
         self._raw.setsockopt(zmq.SUBSCRIBE, prefix)
 
     def unsubscribe(self, prefix: bytes) -> None:
+        self._used[self] = None
         self._raw.setsockopt(zmq.UNSUBSCRIBE, prefix)
 
     def connect(self, host: str, port: int) -> None:
+        self._used[self] = None
         try:
             self._raw.connect(_address(host, port))
         except zmq.ZMQError as error:
             raise NetworkError(f"cannot connect to {host}:{port}: {error}") from error
 
     def disconnect(self, host: str, port: int) -> None:
+        self._used[self] = None
         try:
             self._raw.disconnect(_address(host, port))
         except zmq.ZMQError as error:
@@ -101,8 +118,10 @@ class Waker:
 class Transport:
     def __init__(self) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._poller = zmq.Poller()
-        self._handlers: dict[Any, Callable[[], None]] = {}
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Callable[[], None]] = {}  # by file descriptor
+        self._descriptors: dict[zmq.Socket[bytes], int] = {}
+        self._used: dict[Socket, None] = {}  # those to be asked directly at the next poll
 
     def router(self, host: str, port: int, on_ready: Callable[[], None], *, frame_bytes_max: int) -> Socket:
         """Bound; the first frame of what it receives names the peer, and sends address a peer by it."""
@@ -139,7 +158,7 @@ class Transport:
         raw = self._make(zmq.PUB, FRAME_BYTES_MAX)
         raw.setsockopt(zmq.SNDHWM, queue_frames_max)
         self._bind(raw, host, port)
-        return Socket(raw)
+        return Socket(raw, {})  # nothing ever comes from a PUB socket
 
     def subscriber(self, on_ready: Callable[[], None]) -> Socket:
         return self._watched(self._make(zmq.SUB, FRAME_BYTES_MAX), on_ready)
@@ -147,16 +166,22 @@ class Transport:
     def watch(self, fd: int, on_ready: Callable[[], None]) -> None:
         """Also poll a plain file descriptor, for reading."""
         self._handlers[fd] = on_ready
-        self._poller.register(fd, zmq.POLLIN)
+        self._epoll.register(fd, select.EPOLLIN)
 
     def unwatch(self, fd: int) -> None:
         del self._handlers[fd]
-        self._poller.unregister(fd)
+        self._epoll.unregister(fd)
 
     def poll(self, timeout_ms: int) -> None:
         """Wait for something to happen, at most so long, and call the handlers of what did."""
-        for ready, _ in self._poller.poll(timeout_ms):
-            handler = self._handlers.get(ready)
+        ready: dict[int, None] = {}
+        if self._used:
+            ready = {self._descriptors[s._raw]: None for s in self._used if s.has_news()}
+            self._used.clear()
+        for fd, _ in self._epoll.poll(0 if ready else timeout_ms / 1000):
+            ready[fd] = None
+        for fd in ready:
+            handler = self._handlers.get(fd)
             if handler is not None:  # a handler before it may have closed this one
                 handler()
 
@@ -164,19 +189,19 @@ class Transport:
         """Closing a closed one does nothing. A handler may close its own socket."""
         if socket._raw.closed:
             return
-        for raw in (socket._raw, socket._monitor):
-            if raw is None:
-                continue
-            if raw in self._handlers:
-                del self._handlers[raw]
-                self._poller.unregister(raw)
-            if raw is socket._raw and socket._monitor is not None:
-                raw.disable_monitor()
-            raw.close(0)
+        if socket._monitor is not None:
+            socket._raw.disable_monitor()
+            self.close_socket(socket._monitor)
+        fd = self._descriptors.pop(socket._raw, None)
+        if fd is not None:
+            self.unwatch(fd)
+        self._used.pop(socket, None)
+        socket._raw.close(0)
 
     def close(self, linger_ms: int = 0) -> None:
         """Close every socket. What is still queued for peers gets so long to leave."""
         self._context.destroy(linger=linger_ms)
+        self._epoll.close()
         self._handlers.clear()
 
     def _make(self, kind: int, frame_bytes_max: int) -> zmq.Socket[bytes]:
@@ -204,27 +229,24 @@ class Transport:
                 raise PortInUse(f"port {port} on {host} is in use") from error
             raise NetworkError(f"cannot listen on {host}:{port}: {error}") from error
 
-    def _watched(
-        self, raw: zmq.Socket[bytes], on_ready: Callable[[], None], monitor: zmq.Socket[bytes] | None = None
-    ) -> Socket:
-        self._handlers[raw] = on_ready
-        self._poller.register(raw, zmq.POLLIN)
-        return Socket(raw, monitor)
+    def _watched(self, raw: zmq.Socket[bytes], on_ready: Callable[[], None], monitor: Socket | None = None) -> Socket:
+        fd = self._descriptors[raw] = raw.fileno()
+        self.watch(fd, on_ready)
+        socket = Socket(raw, self._used, monitor)
+        # A pipe tells of its first message only to a reader that has once found it empty.
+        self._used[socket] = None
+        return socket
 
-    def _monitored(self, raw: zmq.Socket[bytes], on_link: Callable[[bool], None]) -> zmq.Socket[bytes]:
-        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-        monitor: zmq.Socket[bytes] = raw.get_monitor_socket(events)
-
+    def _monitored(self, raw: zmq.Socket[bytes], on_link: Callable[[bool], None]) -> Socket:
         def on_ready() -> None:
-            while not monitor.closed:  # on_link may close the socket
-                try:
-                    frames = monitor.recv_multipart(zmq.DONTWAIT)
-                except zmq.Again:
+            while not monitor._raw.closed:  # on_link may close the socket
+                frames = monitor.receive()
+                if frames is None:
                     return
                 on_link(parse_monitor_message(frames)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
-        self._handlers[monitor] = on_ready
-        self._poller.register(monitor, zmq.POLLIN)
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        monitor = self._watched(raw.get_monitor_socket(events), on_ready)
         return monitor
 
 
