@@ -6,6 +6,7 @@ Sizes are upper bounds of what a record takes in an encoded batch, so that a bat
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from zmqueue.client.buffer import BYTES_OVERHEAD, HEADER_OVERHEAD, RECORD_OVERHEAD
@@ -13,6 +14,10 @@ from zmqueue.errors import InvalidRecord
 from zmqueue.wire.batch import HEADERS_PER_RECORD_MAX
 
 Header = tuple[str, bytes | None]
+
+
+class Same(list[int]):
+    """The sizes of records that all have the same: sums and maxima need no look at each."""
 
 
 class Columns:
@@ -29,6 +34,12 @@ class Columns:
         sizes: Sequence[int],
     ) -> None:
         self.values, self.keys, self.headers, self.timestamps, self.sizes = values, keys, headers, timestamps, sizes
+
+    def ends(self) -> Sequence[int]:
+        """The size of everything before each record, and of everything at the end."""
+        if isinstance(self.sizes, Same):
+            return range(0, self.sizes[0] * (len(self.sizes) + 1), self.sizes[0])
+        return list(accumulate(self.sizes, initial=0))
 
     def cut(self, at: int, end: int) -> tuple[Any, Any, Any, Any]:
         return (
@@ -76,12 +87,23 @@ def bytes_column(what: str, column: Sequence[Any]) -> Sequence[bytes | None]:
     return [None if entry is None else as_bytes(what, entry) for entry in column]
 
 
-def sizes_of(values: Sequence[bytes | None], keys: Sequence[bytes | None] | None) -> list[int]:
+def sizes_of(values: Sequence[bytes | None], keys: Sequence[bytes | None] | None) -> Sequence[int]:
     """An upper bound of what each record takes in a batch."""
+    sizes: Sequence[int]
     try:
-        lengths = list(map(RECORD_OVERHEAD.__add__, map(len, values)))  # type: ignore[arg-type]
+        lengths = set(map(len, values))  # type: ignore[arg-type]
     except TypeError:
-        lengths = [RECORD_OVERHEAD + len(value or b"") for value in values]
+        sizes = [RECORD_OVERHEAD + len(value or b"") for value in values]
+    else:
+        # Values of one length are common enough to be worth a short cut.
+        if len(lengths) == 1:
+            sizes = Same([RECORD_OVERHEAD + lengths.pop()] * len(values))
+        else:
+            sizes = list(map(RECORD_OVERHEAD.__add__, map(len, values)))  # type: ignore[arg-type]
     if keys is None:
-        return lengths
-    return [size + len(key or b"") + BYTES_OVERHEAD for size, key in zip(lengths, keys, strict=True)]
+        return sizes
+    return [size + len(key or b"") + BYTES_OVERHEAD for size, key in zip(sizes, keys, strict=True)]
+
+
+def largest(sizes: Sequence[int]) -> int:
+    return sizes[0] if isinstance(sizes, Same) else max(sizes, default=0)

@@ -15,7 +15,6 @@ import time
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
 from types import TracebackType
 from typing import Any
 
@@ -26,7 +25,7 @@ from zmqueue.client.buffer import (
     Buffer,
     Lane,
 )
-from zmqueue.client.columns import Columns, Header, as_bytes, as_headers, bytes_column, sizes_of
+from zmqueue.client.columns import Columns, Header, as_bytes, as_headers, bytes_column, largest, sizes_of
 from zmqueue.client.futures import BulkFuture, Part, RecordFuture
 from zmqueue.client.metadata import TopicView
 from zmqueue.client.network import Network
@@ -232,8 +231,8 @@ class Producer:
         for column in (keys, pairs, timestamps_ms):
             if column is not None and not isinstance(column, int) and len(column) != count:
                 raise InvalidRecord(f"send_many: columns of {count} and {len(column)} entries")
-        if count and max(sizes) > self._record_bytes_max:
-            raise MessageTooLarge(f"a record of {max(sizes)} bytes exceeds max_request_size")
+        if largest(sizes) > self._record_bytes_max:
+            raise MessageTooLarge(f"a record of {largest(sizes)} bytes exceeds max_request_size")
         lanes = self._topics.get(topic) or self._find_topic(topic)
         self._network.check()
         parts: list[Part] = []
@@ -253,7 +252,7 @@ class Producer:
         self, lanes: _Topic, fixed: Lane | None, columns: Columns, positions: Sequence[int], parts: list[Part]
     ) -> None:
         """Cut the columns into batches: of one lane, or round the sticky one."""
-        ends = list(accumulate(columns.sizes, initial=0))
+        ends = columns.ends()
         at, count = 0, len(columns.values)
         buffer = self._buffer
         # One slice never waits for more than half of the buffer.

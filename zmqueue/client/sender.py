@@ -118,9 +118,16 @@ class Sender:
         self._turn = (self._turn + 1) % len(lanes)
         now = time.monotonic()
         self._due = float("inf")
-        routes = [
-            (lane, leader) for lane in lanes[self._turn :] + lanes[: self._turn] if (leader := self._route(lane)) >= 0
-        ]
+        ready: dict[int, bool] = {}
+        routes = []
+        for lane in lanes[self._turn :] + lanes[: self._turn]:
+            leader = self._route(lane)
+            if leader != NO_BROKER and leader not in ready:
+                ready[leader] = self._router.ready(leader)
+            if leader == NO_BROKER or not ready[leader]:
+                self._router.refresh(avoid=leader)
+            else:
+                routes.append((lane, leader))
         while routes:
             routes = self._fill_and_send(routes, now)
         self._set_timer(now)
@@ -153,20 +160,18 @@ class Sender:
         return passed + served
 
     def _route(self, lane: Lane) -> int:
-        """The leader, if a request to it would leave at once. Asks for what is missing."""
-        metadata = self._router.metadata
-        view = metadata.topics.get(lane.topic)
-        if view is not None and view.topic_id != lane.topic_id:
+        """The leader. On the way, what the lane needs before it can send at all."""
+        view = self._router.metadata.topics.get(lane.topic)
+        if view is None:
+            return NO_BROKER
+        if view.topic_id != lane.topic_id:
             lane.topic_id = view.topic_id
             error = UnknownTopicId(f"topic {lane.topic} was deleted and created again")
             self._settle(lane.order.reset(error))
         if lane.order.needs_identity:
             self._give_identity(lane)
-        leader, _ = metadata.leader(lane.topic, lane.partition)
-        if leader == NO_BROKER or not self._router.ready(leader):
-            self._router.refresh(avoid=leader)
-            return NO_BROKER
-        return leader
+        seen = view.partitions.get(lane.partition)
+        return seen.leader if seen is not None else NO_BROKER
 
     def _next_batch(self, lane: Lane, now: float) -> Batch | None:
         order = lane.order
