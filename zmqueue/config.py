@@ -135,7 +135,7 @@ class ReplicationConfig(Section, frozen=True):
 
 
 class RaftConfig(Section, frozen=True):
-    tick_ms: Millis = 20
+    tick_ms: Millis = 50
     append_ms: Millis = 100
     election_ms_min: Millis = 600
     election_ms_max: Millis = 1_200
