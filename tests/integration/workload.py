@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
+from itertools import pairwise
 
 from zmqueue import Consumer, Producer, TopicPartition
 from zmqueue.model import RecordMetadata
@@ -69,11 +71,13 @@ class Load:
         gaps = [0.0]
         for times in self.acked_at.values():
             later = [since, *(t for t in times if t >= since)]
-            gaps += [b - a for a, b in zip(later, later[1:], strict=False)]
+            gaps += [b - a for a, b in pairwise(later)]
         return max(gaps)
 
 
-def read_all(bootstrap: str, topic: str, partitions: int, timeout_s: float = 60) -> dict[int, list[tuple[int, int]]]:
+def read_all(
+    bootstrap: str, topic: str, partitions: int, timeout_s: float = 60, number: Callable[[bytes], int] = int
+) -> dict[int, list[tuple[int, int]]]:
     """(offset, number) of every committed record, per partition."""
     found: dict[int, list[tuple[int, int]]] = {p: [] for p in range(partitions)}
     with Consumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest") as consumer:
@@ -85,7 +89,7 @@ def read_all(bootstrap: str, topic: str, partitions: int, timeout_s: float = 60)
         while any(consumer.position(tp) < ends[tp] for tp in everything):
             assert time.monotonic() < deadline, f"read only up to {[consumer.position(tp) for tp in everything]}"
             for tp, records in consumer.poll(timeout_ms=200).items():
-                found[tp.partition] += [(record.offset, int(record.value)) for record in records]
+                found[tp.partition] += [(record.offset, number(record.value)) for record in records]
     return found
 
 
