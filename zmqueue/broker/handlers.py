@@ -167,6 +167,8 @@ class Handlers:
         if len(raw) != 2 * len(entries) or not entries:
             raise errors.InvalidRequest(f"{len(entries)} entries need {2 * len(entries)} frames, not {len(raw)}")
         size = sum(map(len, raw))
+        if size > self._config.broker.request_bytes_max:
+            raise errors.MessageTooLarge(f"a request of {size} bytes is larger than broker.request_bytes_max")
         if self._bytes_in_flight + size > self._config.broker.bytes_in_flight_max:
             raise errors.Busy("too many bytes of records are waiting to be acknowledged")
         now_ms = self._clock()
