@@ -1,0 +1,293 @@
+"""One schedule: a virtual clock, a heap of events, five brokers, clients and faults. One thread, one seed, one result.
+
+A run has three parts. The cluster starts and makes its topics, undisturbed. Then load and faults. Then everything heals,
+and the cluster has to become whole: every replica in sync with the same records, every producer answered.
+
+Budget: the promise is that an acknowledged record is lost only if every replica that acknowledged it loses its disk. So a
+fault that costs a disk (a wiped or rolled-back folder, a power cut where syncs do not precede acknowledgements, any end
+of a process that holds a memory topic) happens only while another complete replica of each partition runs. Everything
+else happens at any time, to any number of brokers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from heapq import heappop, heappush
+from random import Random
+from typing import Any
+
+from msgspec import Struct
+
+from tests.sim import plan as plans
+from tests.sim.broker import SimBroker
+from tests.sim.checker import Checker, Violation
+from tests.sim.clients import SimConsumer, SimProducer
+from tests.sim.faults import Faults
+from tests.sim.network import Network
+from tests.sim.raft import SimRaft
+from zmqueue.config import Config, LogConfig, RaftConfig, ReplicationConfig
+from zmqueue.core import commands as c
+from zmqueue.core import metadata
+from zmqueue.core.metadata import Applied
+from zmqueue.model import PartitionKey
+
+START_MS_MAX = 20_000
+HEAL_MS_MAX = 30_000
+LOOK_MS = 150  # between two looks whether the cluster is whole
+
+_decoded: dict[bytes, c.Envelope] = {}
+_decode = c.decode
+
+
+def _decode_once(data: bytes) -> c.Envelope:
+    """Brokers that apply the same bytes share the command that they mean; nothing writes to it."""
+    found = _decoded.get(data)
+    if found is None:
+        if len(_decoded) > 2_000:
+            _decoded.clear()
+        found = _decoded[data] = _decode(data)
+    return found
+
+
+class Result(Struct):
+    """What came of one schedule."""
+
+    seed: int
+    events: int
+    acknowledged: int
+    faults: int
+    digest: int
+    virtual_ms: int
+    violation: str = ""
+    text: str = ""
+    trace: list[str] = []
+
+
+def config_of(plan: plans.Plan) -> Config:
+    replication = ReplicationConfig(
+        heartbeat_ms=200,
+        session_ms=700,
+        silence_ms=150,
+        beacon_ms=100,
+        lag_ms_max=400,
+        write_lease_ms=500,
+        read_lease_ms=1_400,
+        fetch_timeout_ms=150,
+        proposal_timeout_ms=400,
+        heal_after_ms=plan.heal_after_ms,
+    )
+    segment = plan.segment_bytes
+    log = LogConfig(fsync=plan.fsync, segment_bytes_max=segment, batch_bytes_max=segment)  # type: ignore[arg-type]
+    return Config(log=log, replication=replication, raft=RaftConfig(digest_ms=700))
+
+
+class World:
+    def __init__(self, plan: plans.Plan, tracing: bool = False) -> None:
+        self.plan = plan
+        self.config = config_of(plan)
+        self.chance = Random(plan.seed * 2)
+        self.random = self.chance.random
+        self.now = 0
+        self.closing = False
+        self.tracing = tracing
+        self.trace: list[str] = []
+        self.events = 0
+        self.digest = 0
+        self._heap: list[tuple[int, int, SimBroker | None, int | None, Callable[..., None], tuple[Any, ...]]] = []
+        self._number = 0
+        self.network = Network(self, 0.0, 0.0, 0.0)
+        self.raft = SimRaft(self)
+        self.raft.calm = True
+        self.checker = Checker(self, hashes=plan.seed % 16 == 0)
+        self.brokers = [SimBroker(self, n, self.config) for n in range(plan.brokers)]
+        self.producers: list[SimProducer] = []
+        self.faults = Faults(self)
+
+    # -- the clock
+
+    def at(
+        self, delay_ms: int, broker: SimBroker | None, life: int | None, handle: Callable[..., None], args: tuple[Any, ...]
+    ) -> None:
+        """An event; at a broker, if one is given, and only in that life of it, if one is given."""
+        self._number += 1
+        heappush(self._heap, (self.now + delay_ms, self._number, broker, life, handle, args))
+
+    def _run_until(self, until_ms: int) -> None:
+        heap = self._heap
+        while heap and heap[0][0] <= until_ms:
+            due_ms, _, broker, life, handle, args = heappop(heap)
+            self.now = due_ms
+            self.events += 1
+            if self.tracing:
+                self._tell(broker, handle, args)
+            if broker is None:
+                handle(*args)
+            else:
+                broker.turn(life, handle, args)
+        self.now = until_ms
+
+    def token_bytes(self, count: int) -> bytes:
+        """In place of the module `secrets`."""
+        return self.chance.randbytes(count)
+
+    # -- telling
+
+    def note(self, broker: SimBroker | None, what: str, detail: object = "") -> None:
+        self.digest = hash((self.digest, self.now, self.events, broker.id if broker else -1, len(what)))
+        if self.tracing:
+            self.trace.append(f"{self.now:6d} {f'broker {broker.id}' if broker else '':9} -- {what} {detail}")
+
+    def _tell(self, broker: SimBroker | None, handle: Callable[..., None], args: tuple[Any, ...]) -> None:
+        name = handle.__name__.strip("_")
+        if name in ("tick", "watch", "on_heartbeat", "on_heartbeat_reply", "run", "woken", "sync"):
+            return
+        if name.startswith("on_") and args and args[0] is broker:
+            args = args[1:]
+        state = "" if broker is None or broker.alive else " (down)"
+        if broker is not None and broker.paused:
+            state = " (paused)"
+        shown = ", ".join(_short(arg) for arg in args)
+        self.trace.append(f"{self.now:6d} {f'broker {broker.id}' if broker else '':9} {name}{state} {shown}")
+
+    # -- metadata
+
+    def on_committed(self, applied: Applied) -> None:
+        envelope = applied.envelope
+        self.note(None, "committed", f"{applied.duplicate and 'again' or ''} {_short(envelope)} {applied.outcome}")
+        if self.tracing:
+            for key in applied.partitions:
+                self.note(None, "becomes", f"{key.partition} {self.raft.truth.partition(key)}")
+        self.checker.on_committed(applied)
+
+    # -- brokers
+
+    def boot(self, broker: SimBroker) -> None:
+        if broker.alive:
+            return
+        if not broker.start():
+            self.note(broker, "ends while starting")
+            self.died(broker, broker.power_after_crash)
+            return
+        self.note(broker, "started", f"life {broker.life}")
+        broker.later(1 + int(self.random() * 20), broker.tick)
+        for other in self.brokers:
+            if other is not broker:
+                self.at(int(self.random() * 30), other, None, other.on_link, (broker.id, True))
+
+    def died(self, broker: SimBroker, power: bool, down_ms: int = -1) -> None:
+        """The process has ended. It is started again later."""
+        broker.alive = False
+        broker.paused = False
+        broker.disk.crash_in = 0
+        if power:
+            broker.boot += 1
+            broker.disk.cut_power()
+        for other in self.brokers:
+            if other is not broker and other.alive:
+                self.at(1 + int(self.random() * 30), other, None, other.on_link, (broker.id, False))
+        if down_ms < 0:
+            down_ms = 50 + int(self.random() * 600)
+        self.at(down_ms, None, None, self.boot, (broker,))
+
+    def leave(self, broker: SimBroker) -> None:
+        broker.stop_cleanly()
+        self.note(broker, "left")
+        self.died(broker, False)
+
+    # -- the three parts of a run
+
+    def _start(self) -> None:
+        for broker in self.brokers:
+            self.boot(broker)
+        self.raft.watch()
+        truth = self.raft.truth
+        while len(truth.live_brokers()) < len(self.brokers):
+            self._run_until(self.now + 20)
+            assert self.now < START_MS_MAX, "the cluster starts"
+        for nth, topic in enumerate(self.plan.topics):
+            command = c.CreateTopic(
+                f"t{nth}",
+                bytes([nth + 1]) * 16,
+                topic.partitions,
+                topic.replication_factor,
+                topic.min_insync,
+                topic.storage,
+            )
+            self.brokers[0].on_command(command)
+        while len(truth.topics) < len(self.plan.topics):
+            self._run_until(self.now + 10)
+            assert self.now < START_MS_MAX, "topics are created"
+
+    def _load(self) -> None:
+        plan, network = self.plan, self.network
+        self.raft.calm = False
+        network.drop, network.duplicate, network.straggle = plan.drop, plan.duplicate, plan.straggle
+        for nth, load in enumerate(plan.producers):
+            key = PartitionKey(bytes([load.topic + 1]) * 16, load.partition)
+            producer = SimProducer(self, nth + 1, key, load)
+            self.producers.append(producer)
+            self.at(nth, None, None, producer.run, ())
+        for reads in plan.consumers:
+            consumer = SimConsumer(self, PartitionKey(bytes([reads.topic + 1]) * 16, reads.partition))
+            self.at(10, None, None, consumer.run, ())
+        for fault in plan.faults:
+            self.at(fault.at_ms, None, None, self.faults.inject, (fault,))
+        self._run_until(self.now + plan.duration_ms)
+
+    def _heal(self) -> None:
+        self.faults.end()
+        self.note(None, "heal")
+        self.raft.calm = True
+        self.closing = True
+        network = self.network
+        network.drop = network.duplicate = network.straggle = 0.0
+        began_ms = self.now
+        while missing := self.checker.wholeness():
+            if self.now - began_ms > HEAL_MS_MAX:
+                raise Violation("stuck", missing)
+            self._run_until(self.now + LOOK_MS)
+        self.checker.at_end()
+
+    def run(self) -> Result:
+        violation = text = ""
+        try:
+            self._start()
+            self._load()
+            self._heal()
+        except Violation as error:
+            violation, text = error.name, error.text
+        except AssertionError as error:
+            violation, text = "assertion", str(error) or repr(error)
+            if self.tracing:
+                import traceback
+
+                self.trace += traceback.format_exc().splitlines()
+        digest = hash((self.digest, self.events, self.now))
+        faults = self.faults.injected
+        acknowledged = self.checker.acknowledged
+        return Result(
+            self.plan.seed, self.events, acknowledged, faults, digest, self.now, violation, text, self.trace
+        )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    for nth in range(1, 3):
+        text = text.replace(repr(bytes([nth]) * 16), f"t{nth - 1}")
+    return text.replace("cluster_id='simulated', ", "")[:400]
+
+
+def run(plan: plans.Plan, tracing: bool = False) -> Result:
+    """Run one schedule."""
+    c.decode = _decode_once
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        return World(plan, tracing).run()
+    finally:
+        logging.disable(level)
+        c.decode = _decode
+
+
+assert metadata.c is c, "commands are decoded through their module"
