@@ -177,8 +177,9 @@ class Consumer:
         """Give the cluster a moment to say which partitions the subscribed topics have."""
         self._network.check()
         if 0 in self._topics.values():
-            topics = self._router.metadata.topics
-            self._router.wait_for(lambda: all(name in topics for name in self._topics) or None, NOT_FOUND_S)
+            metadata = self._router.metadata
+            self._router.wait_for(lambda: metadata.known or None, self._timeout_s)
+            self._router.wait_for(lambda: all(name in metadata.topics for name in self._topics) or None, NOT_FOUND_S)
         self._follow_topics()
 
     def pause(self, *partitions: TopicPartition) -> None:

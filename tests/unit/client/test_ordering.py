@@ -341,6 +341,13 @@ def test_whatever_happens_every_success_is_written_once_and_in_order(seed: int) 
             assert batch.name not in outcome, "a batch ends once"
             outcome[batch.name] = error
 
+    def forget() -> None:
+        """Leaders forget producers; not while a first batch is under way, which they would take for a new one."""
+        firsts = {identity for _, _, identity, sequence in wire if sequence == 0}
+        firsts |= {batch.identity for batch in order.unsettled if batch.base_sequence == 0}
+        for identity in leader.known.keys() - firsts:
+            del leader.known[identity]
+
     def step(calm: bool) -> None:
         nonlocal made, now
         now += rng.random()
@@ -357,7 +364,8 @@ def test_whatever_happens_every_success_is_written_once_and_in_order(seed: int) 
             batch, token, identity, sequence = wire.pop(0)
             if calm or rng.random() < 0.8:
                 error = leader.append(batch, identity, sequence)
-                answers.append((batch, token, error))
+                # A refusal is answered at once, a success when it is committed.
+                answers.insert(0 if error is not None else len(answers), (batch, token, error))
                 if not calm and rng.random() < 0.1:
                     wire.append((batch, token, identity, sequence))
             else:
@@ -372,6 +380,8 @@ def test_whatever_happens_every_success_is_written_once_and_in_order(seed: int) 
                 settle(order.failed(batch, token, error, now, lambda n: rng.random()))
         if not calm and rng.random() < 0.05:
             order.abandon()
+        if not calm and rng.random() < 0.05:
+            forget()
         settle(order.expire(now))
 
     for _ in range(200):
