@@ -179,6 +179,8 @@ class ClusterState:
     # Handlers raise a ZmqueueError to refuse, and only before they have changed anything.
 
     def _register(self, command: c.Register) -> int:
+        if command.broker == NO_BROKER:
+            raise errors.InvalidRequest("a broker's id is not negative")
         known = self.brokers.get(command.broker)
         if known is not None and command.incarnation in known.retired:
             raise errors.StaleCommand("a later life of this broker has registered")
@@ -237,8 +239,13 @@ class ClusterState:
         broker.fenced = False
         self._event("unfenced", command.broker)
         for key, topic, partition in self.all_partitions():
-            if partition.leader == NO_BROKER and command.broker in partition.replicas:
+            if command.broker not in partition.replicas:
+                continue
+            if partition.leader == NO_BROKER:
                 self._elect(key, topic, partition)
+            else:
+                # Nothing has changed, but its leader may now take it into the ISR, and nothing else may remind it.
+                self._applied.partitions[key] = None
 
     def _replica_lost(self, command: c.ReplicaLost) -> None:
         self._check_sender(command.broker, command.epoch)
@@ -412,6 +419,7 @@ class ClusterState:
             raise errors.InvalidRequest("the partition has a leader")
         partition.isr = [command.broker]
         partition.elr = []
+        partition.lost = [b for b in partition.lost if b != command.broker]
         self._lead(key, topic, partition, command.broker)
         self._event("data lost", command.broker, topic.name, key.partition, "unclean election by an operator")
 
