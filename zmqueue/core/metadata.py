@@ -594,7 +594,9 @@ class ClusterState:
         self.index = snapshot.index
         self.digests = snapshot.digests
         self.next_producer_id = snapshot.next_producer_id
-        self.brokers = {broker.id: broker for broker in snapshot.brokers}
+        # Leaders hold on to the table of brokers too: a new one would leave them with the old for ever.
+        self.brokers.clear()
+        self.brokers.update((broker.id, broker) for broker in snapshot.brokers)
         self.topics = {topic.topic_id: topic for topic in snapshot.topics}
         self.names = {topic.name: topic.topic_id for topic in snapshot.topics}
         self.last_commands = {last.broker: last for last in snapshot.last_commands}
