@@ -285,6 +285,9 @@ class Leader:
             code = errors.NotEnoughReplicasAfterAppend.code
             effects += [effect for w in self._waiting for effect in self._refuse(w.token, code)]
             self._waiting.clear()
+        # A follower that had caught up while it was fenced has nothing more to tell us: we have to look.
+        for broker in list(self.followers):
+            effects += self._expand(broker)
         return effects
 
     def on_isr_result(self) -> list[Effect]:
