@@ -23,6 +23,7 @@ from zmqueue.core.effects import (
     Ask,
     CloseLog,
     Effect,
+    Flush,
     Halt,
     OpenLog,
     ProposeIsr,
@@ -213,7 +214,8 @@ class Node:
     def on_opened(self, key: PartitionKey, log: LogView, now_ms: int) -> list[Effect]:
         self._opening.pop(key, None)
         self._logs[key] = log
-        return self._on_partition(key, now_ms)
+        # A new log is synced, empty as it is: a replica that comes back without it would be taken for one that lost it.
+        return [Flush(key), *self._on_partition(key, now_ms)]
 
     def on_lost(self, key: PartitionKey) -> None:
         """This replica's log turned out damaged: the cluster must not count on it."""
