@@ -109,6 +109,8 @@ class Executor:
     # -- the log -------------------------------------------------------------------------------------------------
 
     def _append(self, effect: e.Append) -> Follow:
+        if effect.key in self._failed:
+            return None
         log = self._logs[effect.key]
         try:
             log.append(effect.batches)
