@@ -197,8 +197,8 @@ def _fits(files: Files, segment: Segment, data: bytes, at: int, position: int, s
 def _quarantine(files: Files, folder: str, bases: list[int], position: int, keep: bool) -> list[str]:
     """Rename the segments of `bases`; of the first, copy what lies before `position` back under its own name.
 
-    Renamed from the last to the first, so that a crash in between leaves a log that is whole up to its end. `keep`
-    demands that the first stays even if empty, for its name says where the log begins.
+    A crash in between leaves a log with holes, which the next recovery puts aside in its turn. `keep` demands that the
+    first stays even if empty, for its name says where the log begins.
     """
     files.replace(f"{folder}/{MARKER}", b"")
     first = f"{folder}/{segment_name(bases[0])}"
@@ -210,11 +210,12 @@ def _quarantine(files: Files, folder: str, bases: list[int], position: int, keep
         while files.exists(aside := f"{path}.corrupt-{nth}"):
             nth += 1
         files.rename(path, aside)
-        files.fsync_dir(folder)
         quarantined.append(aside)
+    # Before its name is taken again: if only the renaming below survived a crash, the broken file would be lost.
+    files.fsync_dir(folder)
     if salvaged:
         files.rename(first + _SALVAGE, first)
-    files.fsync_dir(folder)
+        files.fsync_dir(folder)
     return quarantined[::-1]
 
 

@@ -166,7 +166,7 @@ class MemoryAgainstAList(AgainstAList):
     storage = "memory"
 
 
-_STEPS = settings(max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+_STEPS = settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 AgainstAList.TestCase.settings = MemoryAgainstAList.TestCase.settings = _STEPS
 TestDiskAgainstAList = AgainstAList.TestCase
 TestMemoryAgainstAList = MemoryAgainstAList.TestCase
@@ -286,6 +286,14 @@ def test_a_reader_at_the_end_goes_on_in_the_next_segment(log: PartitionLog):
         seen += split(log.read(made[0].header.base_offset, 1000, log.log_end))
     assert log.segment_count > 3
     assert seen == content(log)
+
+
+def test_where_a_reader_stopped_means_nothing_after_a_truncation(log: PartitionLog):
+    fill(log, 2)
+    log.read(0, 1, 6)
+    log.truncate(0)
+    log.append([batch(0, 3, value=b"another length"), batch(3, 3)])
+    assert [one.header.base_offset for one in split(log.read(3, 1000, 6))] == [3]
 
 
 def test_a_damaged_batch_is_named_and_never_served(tmp_path: Path):

@@ -127,11 +127,10 @@ def test_damage_with_a_valid_batch_behind_it_is_put_aside(tmp_path: Path):
     assert Path(f"{path}.corrupt-0").read_bytes() == bad
 
 
-def test_a_batch_far_behind_the_damage_is_found(tmp_path: Path):
-    (path,) = written(tmp_path, batches(2))
-    with path.open("ab") as file:
-        file.write(bytes(1_200_000) + b"ZQ" * 2_000 + b"Z" + raw(batch(60)))
-    log = reopened(tmp_path)
+@pytest.mark.parametrize("distance", [1, 1 << 20, (1 << 20) - 10, (1 << 20) + 1, 3 << 20])
+def test_a_batch_however_far_behind_the_damage_is_found(distance: int):
+    damage = (b"ZQ" * 2_000).ljust(distance, b"\0")[-distance:]
+    log = PartitionLog.open(disk_with({0: b"".join(map(raw, batches(2))) + damage + raw(batch(60))}), "p", ONE)
     assert (log.log_end, log.recovery.corrupt) == (6, True)
 
 
@@ -369,7 +368,7 @@ def test_a_power_cut_at_any_step_of_a_quarantine_loses_neither_the_verdict_nor_a
         before = [bytes(inode.data) for _, inode in sorted(disk.folders["p"].entries.items())]
         disk.crash_at = crash_at
         crashed = crashes_while_opening(disk)
-        for seed in range(6):
+        for seed in range(40):
             survivor = disk.after_power_cut(random.Random(seed))
             log = PartitionLog.open(survivor, "p", SMALL)
             assert log.recovery.corrupt
