@@ -146,6 +146,8 @@ class Transport:
         """Bound; the first frame of what it receives names the peer, and sends address a peer by it."""
         raw = self._make(zmq.ROUTER, frame_bytes_max)
         raw.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        # A peer may be back before its loss was noticed here; without this it would be ignored for ever.
+        raw.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._bind(raw, host, port)
         return self._watched(raw, on_ready)
 
@@ -160,7 +162,7 @@ class Transport:
     ) -> Socket:
         """Connected. `on_link` hears True when the connection is there and False when it is lost."""
         raw = self._make(zmq.DEALER, frame_bytes_max)
-        # A second peer with the same routing id would be ignored for ever: ids are random, and never trusted.
+        # A second peer with the same routing id would take over the first: ids are random, and never trusted.
         raw.setsockopt(zmq.ROUTING_ID, b"\x01" + secrets.token_bytes(15))
         # Without a connection nothing is queued: what was meant for a dead broker must not reach its successor late.
         raw.setsockopt(zmq.IMMEDIATE, 1)
