@@ -76,7 +76,8 @@ def read_blocks(content: _Content, count: int, position: int) -> bytes:
     parts = []
     while position < end:
         block, start = divmod(position, _BLOCK_BYTES)
-        part = content.blocks[block][start : min(_BLOCK_BYTES, start + end - position)]
+        # Views, so that the bytes are copied once, by join; they are gone when this returns.
+        part = memoryview(content.blocks[block])[start : start + end - position]
         parts.append(part)
         position += len(part)
     return b"".join(parts)
