@@ -18,6 +18,7 @@ from zmqueue.config import Config
 from zmqueue.core import commands as c
 from zmqueue.core.controller import Controller
 from zmqueue.core.effects import (
+    Advanced,
     AnswerFetch,
     AnswerProduce,
     Ask,
@@ -234,6 +235,8 @@ class Node:
             elif isinstance(effect, Ask):
                 self._proposer.ask(effect.command)
             else:
+                if isinstance(effect, Advanced):
+                    self._news[effect.key] = None  # followers learn the new high watermark by beacon
                 kept.append(effect)
         return kept
 
@@ -302,7 +305,6 @@ class Node:
             key = PartitionKey(row.topic_id, row.partition)
             replica = self.replicas.get(key)
             if replica is not None:
-                self._news[key] = None
                 effects += replica.on_ack(acks.broker, acks.broker_epoch, row, now_ms)
         return self._settle(effects)
 
@@ -314,7 +316,6 @@ class Node:
             response = ReplicaFetchResponse(*key, fetch.fetch_id, fetch.leader_epoch, code)
             return [AnswerFetch(token, response)]
         self._active[key] = None
-        self._news[key] = None
         return self._settle(replica.on_follower_fetch(token, fetch, now_ms))
 
     def on_fetched(self, response: ReplicaFetchResponse, batches: list[Batch], now_ms: int) -> list[Effect]:
