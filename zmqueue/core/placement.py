@@ -50,8 +50,10 @@ def place(
     placed = []
     for partition in partitions:
         order = ring.walk(f"{topic}/{partition}")
-        # A stable sort: brokers with room first, in ring order; the others only where too few have room.
-        chosen = sorted(order, key=lambda b: held[b] >= share)[:replication_factor]
+        # A stable sort: brokers with room first, in ring order; before them those that can fill their share only if
+        # they take every partition from here on, since otherwise the last ones would find too few with room.
+        left = partitions.stop - partition
+        chosen = sorted(order, key=lambda b: (held[b] >= share, share - held[b] < left))[:replication_factor]
         leader = min(chosen, key=lambda b: (leads[b], b))
         for broker in chosen:
             held[broker] += 1
