@@ -583,7 +583,10 @@ class ClusterState:
         return cbor.dumps(msgspec.to_builtins(snapshot, builtin_types=(bytes,)))
 
     def load(self, data: bytes) -> None:
-        """Become the state that was encoded. In place, since others hold on to this object; all of it or nothing."""
+        """Become the state that was encoded; all of it or nothing.
+
+        In place, since others hold on to this object and leaders to its table of brokers.
+        """
         raw = cbor.loads(data)
         if isinstance(raw, dict) and raw.get("format") not in (None, FORMAT):
             raise errors.FutureFormat(f"metadata snapshot of format {raw['format']}; this build reads {FORMAT}")
@@ -612,6 +615,11 @@ class ClusterState:
 
 def _rejected(error: ZmqueueError) -> c.Outcome:
     return c.Outcome(code=error.code, message=str(error))
+
+
+def _refill(table: dict[Any, Any], content: dict[Any, Any]) -> None:
+    table.clear()
+    table.update(content)
 
 
 def _count(brokers: Iterable[int]) -> dict[int, int]:

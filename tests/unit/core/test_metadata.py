@@ -561,6 +561,17 @@ def test_a_snapshot_of_a_newer_format_is_refused_and_leaves_the_state_alone():
     assert cluster.state.hash() == before
 
 
+def test_a_snapshot_is_seen_by_whoever_holds_a_table_of_the_state():
+    """A leader that outlives the snapshot would judge its followers by broker epochs of long ago."""
+    cluster = Cluster()
+    held = cluster.state.brokers
+    newer = Cluster()
+    newer.start(2, life=2)
+    cluster.state.load(newer.state.encode())
+    assert held is cluster.state.brokers
+    assert held[2].epoch == 2
+
+
 # -- any commands at all -----------------------------------------------------------------------------------------
 
 TOPIC_IDS = [bytes([n]) * 16 for n in b"abc"]
