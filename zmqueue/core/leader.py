@@ -310,6 +310,10 @@ class Leader:
         proposed = [ref.broker for ref in self.pending.isr] if self.pending else []
         self.maximal_isr = list(dict.fromkeys([*self.isr, *proposed]))
 
+    def _expand_any(self) -> list[Effect]:
+        """A follower may have qualified while it was fenced, or while another proposal was under way."""
+        return [effect for broker in self.followers for effect in self._expand(broker)]
+
     def _expand(self, broker: int) -> list[Effect]:
         if broker in self.isr or self.pending is not None or broker not in self.replicas:
             return []

@@ -439,6 +439,16 @@ def test_a_fenced_follower_is_not_proposed():
     assert of(ProposeIsr, ack(leader, 2, 0)) == []
 
 
+def test_a_follower_that_caught_up_while_it_was_fenced_is_proposed_when_it_is_not():
+    """Without this an idle partition stayed short of a replica after every restart."""
+    brokers = {1: broker_state(1), 2: broker_state(2, fenced=True)}
+    leader = leading(isr=[1], replicas=[1, 2], log_end=10, brokers=brokers)
+    leader.begin()
+    ack(leader, 2, 10)
+    brokers[2].fenced = False
+    assert len(of(ProposeIsr, leader.on_metadata(partition_state([1], [1, 2]), 1, 0))) == 1
+
+
 def test_a_proposal_under_way_is_never_made_anew():
     """B8: not when the follower restarts, not when metadata changes, not after any time."""
     brokers = {b: broker_state(b) for b in (1, 2, 3)}

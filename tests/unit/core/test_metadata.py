@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.core.builders import EPOCH, REF, Cluster, check_invariants, registration
+from tests.unit.core.builders import EPOCH, KEY, REF, Cluster, check_invariants, registration
 from zmqueue import errors
 from zmqueue.core import commands as c
 from zmqueue.core.metadata import ClusterState
@@ -158,6 +158,15 @@ def test_with_one_replica_enough_only_the_last_in_sync_one_can_bring_the_partiti
     assert cluster.partition.leader == NO_BROKER
     cluster.unfence(1)
     assert cluster.partition.leader == 1
+
+
+def test_the_leaders_of_an_unfenced_brokers_partitions_hear_of_it():
+    cluster = Cluster()
+    cluster.topic([1, 2])
+    cluster.fence(2)
+    version = cluster.partition.partition_epoch
+    assert list(cluster.unfence(2).partitions) == [KEY]
+    assert cluster.partition.partition_epoch == version
 
 
 def test_a_broker_that_leaves_hands_over_and_is_not_unfenced_in_that_epoch():
