@@ -71,6 +71,7 @@ class Checker:
         self._hashes: dict[int, bytes] | None = {} if hashes else None
         self.parts: dict[PartitionKey, Part] = {}
         self.acknowledged = 0
+        self.offline = 0
 
     def fail(self, name: str, text: str) -> None:
         raise Violation(name, text)
@@ -252,13 +253,27 @@ class Checker:
 
     # -- the end
 
+    def is_offline(self, key: PartitionKey) -> bool:
+        """Whether this partition legally waits for an operator; see world.py."""
+        partition = self._truth.partition(key)
+        if partition is None or partition.isr or partition.elr or not partition.last_known_elr:
+            return False
+        floor = self._truth.topics[key.topic_id].min_insync_replicas
+        return floor == 1 and self._world.lost_disks.issuperset(partition.last_known_elr)
+
     def wholeness(self) -> str:
         """What is still missing for the cluster to be whole; nothing if it is."""
         world = self._world
+        for broker in world.brokers:
+            known = self._truth.brokers[broker.id]
+            if not broker.alive or known.fenced or known.incarnation != broker.incarnation:
+                return f"broker {broker.id} is not back"
         for producer in world.producers:
-            if not producer.is_done:
+            if not producer.is_done and not self.is_offline(producer.key):
                 return f"{producer} waits for {producer.unacked[:1] or 'its start'}"
         for key, _, partition in self._truth.all_partitions():
+            if self.is_offline(key):
+                continue
             if set(partition.isr) != set(partition.replicas) or partition.leader not in partition.isr:
                 return f"{key}: {partition}"
             logs = [world.brokers[replica].mirrors.get(key) for replica in partition.replicas]
@@ -271,6 +286,9 @@ class Checker:
     def at_end(self) -> None:
         """The cluster is whole. What the disks hold is what was committed."""
         for key, _, partition in self._truth.all_partitions():
+            if self.is_offline(key):
+                self.offline += 1
+                continue
             committed = self.parts[key].committed
             for replica in partition.replicas:
                 broker = self._world.brokers[replica]

@@ -160,7 +160,7 @@ class SimProducer(Client):
             self.world.at(20 + int(self.world.random() * 60), None, None, self._retry, (self._attempt,))
 
     def _retry(self, attempt: int) -> None:
-        if attempt == self._attempt and self.unacked:
+        if attempt == self._attempt and self.unacked and not self._failed:
             self._resend()
 
     def __repr__(self) -> str:

@@ -57,14 +57,11 @@ class Folder:
     def __init__(self) -> None:
         self.entries: dict[str, Inode | Folder] = {}
         self.durable: dict[str, Inode | Folder] = {}
-        self.changes: list[tuple[str, Inode | Folder | None]] = []
+        self.changes: list[tuple[tuple[str, Inode | Folder | None], ...]] = []  # each happens as a whole
 
-    def change(self, name: str, node: Inode | Folder | None) -> None:
-        if node is None:
-            del self.entries[name]
-        else:
-            self.entries[name] = node
-        self.changes.append((name, node))
+    def change(self, *entries: tuple[str, Inode | Folder | None]) -> None:
+        _put(self.entries, entries)
+        self.changes.append(entries)
 
     def sync(self) -> None:
         if self.changes:
@@ -73,11 +70,8 @@ class Folder:
 
     def cut_power(self, chance: Random) -> None:
         if self.changes:
-            for name, node in self.changes[: chance.randint(0, len(self.changes))]:
-                if node is None:
-                    self.durable.pop(name, None)
-                else:
-                    self.durable[name] = node
+            for entries in self.changes[: chance.randint(0, len(self.changes))]:
+                _put(self.durable, entries)
             self.entries = dict(self.durable)
             self.changes.clear()
         for child in self.entries.values():
@@ -88,6 +82,14 @@ class Folder:
         twin.entries = {name: child.copy() for name, child in self.entries.items()}
         twin.durable = dict(twin.entries)
         return twin
+
+
+def _put(table: dict[str, Inode | Folder], entries: tuple[tuple[str, Inode | Folder | None], ...]) -> None:
+    for name, node in entries:
+        if node is None:
+            del table[name]
+        else:
+            table[name] = node
 
 
 class SimFile(OpenFile):
@@ -205,7 +207,7 @@ class Disk:
         if self.full:
             raise StorageFull(f"{path}: No space left on device")
         inode = Inode()
-        folder.change(name, inode)
+        folder.change((name, inode))
         if self.crash_in:
             self.operation()
         return SimFile(path, inode, self)
@@ -223,17 +225,16 @@ class Disk:
         return self._find(path) is not None
 
     def rename(self, path: str, to: str) -> None:
-        source, name = self._folder(path)
+        folder, name = self._folder(path)
         target, new_name = self._folder(to)
-        node = source.entries[name]
-        source.change(name, None)
-        target.change(new_name, node)
+        assert folder is target, "nothing is moved between folders"
+        folder.change((name, None), (new_name, folder.entries[name]))
         if self.crash_in:
             self.operation()
 
     def remove(self, path: str) -> None:
         folder, name = self._folder(path)
-        folder.change(name, None)
+        folder.change((name, None))
         if self.crash_in:
             self.operation()
 
@@ -248,7 +249,7 @@ class Disk:
             child = folder.entries.get(name)
             if child is None:
                 child = Folder()
-                folder.change(name, child)
+                folder.change((name, child))
                 if nth < len(names) - 1:
                     folder.sync()
             assert isinstance(child, Folder)
@@ -270,7 +271,7 @@ class Disk:
         inode = Inode()
         inode.data += data
         inode.sync()
-        folder.change(name, inode)
+        folder.change((name, inode))
         folder.sync()
         if self.crash_in:
             self.operation()

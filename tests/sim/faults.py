@@ -64,7 +64,8 @@ class Faults:
             for member in complete:
                 other = world.brokers[member]
                 registered = other.alive and truth.brokers[member].incarnation == other.incarnation
-                if other is not broker and registered and not other.disk.crash_in and key in other.mirrors:
+                doomed = other.leaving or other.disk.crash_in or other.disk.broken
+                if other is not broker and registered and not doomed and key in other.mirrors:
                     break
             else:
                 return False
@@ -157,6 +158,7 @@ class Faults:
         if broker.alive:
             self._world.died(broker, False, fault.for_ms)
         broker.disk.wipe()
+        self._world.lost_disks.add(broker.id)
         return True
 
     def _rollback(self, broker: SimBroker, fault: Fault) -> bool:
@@ -171,6 +173,7 @@ class Faults:
         if broker.alive:
             self._world.died(broker, False, fault.for_ms)
         broker.disk.put_back(self._copies[broker.id])
+        self._world.lost_disks.add(broker.id)
         self._world.note(broker, "rolled back")
 
     # -- network and metadata

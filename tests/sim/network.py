@@ -33,6 +33,8 @@ class Network:
             for b in range(a + 1, brokers):
                 if (a in side) != (b in side):
                     self.cuts[a, b] = self.cuts.get((a, b), 0) + by
+                    if not self.cuts[a, b]:
+                        del self.cuts[a, b]
 
     def _delay_ms(self, source: int, target: int) -> int:
         """-1: lost."""

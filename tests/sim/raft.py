@@ -35,7 +35,9 @@ class SimRaft:
 
     def _reaches_majority(self, broker: SimBroker) -> bool:
         world = self._world
-        near = sum(other.alive and world.network.connected(broker.id, other.id) for other in world.brokers)
+        near = world.running
+        if world.network.cuts:
+            near = sum(other.alive and world.network.connected(broker.id, other.id) for other in world.brokers)
         return broker.alive and not broker.paused and near * 2 > len(world.brokers)
 
     def depose(self) -> None:
