@@ -83,7 +83,7 @@ class Follower:
         if response.diverged_epoch >= 0 or response.diverged_end >= 0:
             if self.established:
                 return []
-            return self._cut_back(response.diverged_epoch, response.diverged_end)
+            return self._cut_back(response)
         if response.log_start > self.log.log_end:
             # The leader no longer has what we lack. Unestablished again: the next answer must prove agreement.
             self.established = False
@@ -96,10 +96,15 @@ class Follower:
             effects += self._fetch(now_ms)
         return effects
 
-    def _cut_back(self, epoch: int, end: int) -> list[Effect]:
+    def _cut_back(self, response: ReplicaFetchResponse) -> list[Effect]:
         """To where the leader's and our own history part: the end of the last epoch that both know."""
-        _, own_end = self.log.epochs.end_of(epoch, self.log.log_start, self.log.log_end)
-        return [Truncate(self.key, max(self.log.log_start, min(own_end, end)))]
+        log = self.log
+        _, own_end = log.epochs.end_of(response.diverged_epoch, log.log_start, log.log_end)
+        end = min(own_end, response.diverged_end)
+        if end < log.log_start:
+            # They part before our first record: nothing of ours is the leader's, and we start where it starts.
+            return [Reset(self.key, response.log_start)]
+        return [Truncate(self.key, end)]
 
     def on_truncated(self, now_ms: int) -> list[Effect]:
         return self._fetch(now_ms)

@@ -303,6 +303,18 @@ def test_behind_the_leaders_log_start_it_starts_anew_and_has_to_prove_agreement_
     assert of(Append, effects)[0].batches[0].header.base_offset == 50
 
 
+def test_a_leader_whose_history_parts_from_ours_before_our_first_record_is_followed_from_its_start():
+    """As after an unclean election: to cut back to our own start would be asked of us for ever."""
+    follower = following(log_of((3, 80), log_start=50))
+    assert answer(follower, diverged=(-1, 0), log_start=0, log_end=100) == [Reset(KEY, 0)]
+    assert not follower.established
+
+
+def test_an_empty_log_that_begins_beyond_the_leaders_end_starts_anew():
+    follower = following(log_of(log_start=50))
+    assert answer(follower, diverged=(-1, 10), log_start=10, log_end=30) == [Reset(KEY, 10)]
+
+
 # -- a full disk -------------------------------------------------------------------------------------------------
 
 
