@@ -22,6 +22,7 @@ from zmqueue.wire.batch import Batch
 from zmqueue.wire.messages import BeaconRow, Push, ReplicaFetchRequest, ReplicaFetchResponse
 
 RETRY_MS = 50
+FETCH_ID_BITS = 30  # for the fetches of one leader epoch in one life; a broker epoch takes the 31 above
 
 
 class Follower:
@@ -45,7 +46,7 @@ class Follower:
         self.epoch = leader_epoch
         self.established = False
         self._config = config
-        self._fetch_id = 0
+        self._fetch_id = broker_epoch << FETCH_ID_BITS  # an answer to a former life of ours never fits
         self._fetching = False
         self._fetch_due_ms: int | None = 0  # when to fetch (again); None while nothing is missing
         self._held: deque[tuple[Push, list[Batch]]] = deque()

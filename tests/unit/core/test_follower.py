@@ -147,6 +147,19 @@ def test_an_answer_from_another_epoch_is_ignored():
     assert not follower.established
 
 
+def test_an_answer_to_a_former_life_is_ignored():
+    """A broker that registers again follows in the same leader epoch, and counts its fetches from the start."""
+    former = following(log_of((3, 10)), broker_epoch=1)
+    follower = following(log_of((3, 10)), broker_epoch=2)
+    assert answer(follower, diverged=(3, 5), fetch_id=former._fetch_id) == []
+    assert not follower.established
+
+
+def test_fetch_ids_fit_the_wire_in_any_life():
+    follower = following(broker_epoch=2**31 - 1)
+    assert follower._fetch_id + 2**30 <= 2**62
+
+
 def test_a_fetch_is_repeated_after_its_time_and_not_before():
     follower = following()
     assert follower.on_tick(CONFIG.fetch_timeout_ms - 1) == []
