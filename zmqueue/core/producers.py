@@ -53,6 +53,11 @@ class Producers:
             return None
         if header.base_sequence > last + 1:
             raise errors.OutOfOrderSequence(f"sequence {header.base_sequence} follows {last}")
+        if header.last_sequence > last:
+            # Not to be called a duplicate, which the producer takes for success: part of it is not written.
+            raise errors.OutOfOrderSequence(
+                f"sequences up to {last} are written, the batch ends at {header.last_sequence}"
+            )
         for written in producer.batches:
             if (written.first_sequence, written.last_sequence) == (header.base_sequence, header.last_sequence):
                 return written

@@ -47,6 +47,11 @@ def test_a_duplicate_older_than_remembered_is_known_without_its_offset():
         producers.check(header(0))
 
 
+def test_a_batch_of_which_only_a_part_is_written_is_not_called_a_duplicate():
+    with pytest.raises(errors.OutOfOrderSequence):
+        known(header(0, 5)).check(header(3, 4))
+
+
 def test_a_newer_epoch_of_a_producer_begins_anew_and_fences_the_older():
     producers = known(header(0, 5))
     with pytest.raises(errors.OutOfOrderSequence):
