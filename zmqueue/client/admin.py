@@ -34,6 +34,8 @@ from zmqueue.wire.frames import Operation
 
 # One attempt; a broker that takes longer is given up for another.
 ATTEMPT_S = 5.0
+# With less time left, an attempt would only replace a clear error by a timeout.
+ATTEMPT_S_MIN = 0.05
 PAUSE_S = 0.1
 # So long a topic that was not found may still be on its way to the broker that was asked.
 NOT_FOUND_S = 0.5
@@ -192,7 +194,7 @@ class Admin:
     def _command(self, operation: Operation, message: Struct, deadline: float, doubts: list[ZmqueueError]) -> Any:
         """Ask until somebody answers for good. `doubts` collects the attempts that may have taken effect."""
         last: ZmqueueError | None = None
-        while last is None or time.monotonic() < deadline:
+        while last is None or time.monotonic() < deadline - ATTEMPT_S_MIN:
             try:
                 return self._attempt(None, operation, message, deadline)
             except UnknownTopicOrPartition:
