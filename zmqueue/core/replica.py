@@ -133,7 +133,10 @@ class Replica:
 
     def _resign(self) -> list[Effect]:
         """Somebody knows of a newer epoch: we were deposed, and our own metadata will say so soon."""
-        return self._end_part(NO_BROKER, self.leader_epoch) if self.leading else []
+        if self.leading is None:
+            return []
+        self.leader = NO_BROKER
+        return self._end_part(NO_BROKER, self.leader_epoch)
 
     def _reject(self, token: Token, fetch: ReplicaFetchRequest, code: int) -> AnswerFetch:
         response = ReplicaFetchResponse(
@@ -146,10 +149,14 @@ class Replica:
     # -- as follower ---------------------------------------------------------------------------------------------
 
     def on_push(self, push: Push, batches: list[Batch], now_ms: int) -> list[Effect]:
-        return self.part.on_push(push, batches, now_ms) if isinstance(self.part, Follower) else []
+        if isinstance(self.part, Follower):
+            return self.part.on_push(push, batches, now_ms)
+        return self._resign() if push.leader_epoch > self.leader_epoch else []
 
     def on_beacon(self, row: BeaconRow, now_ms: int) -> list[Effect]:
-        return self.part.on_beacon(row, now_ms) if isinstance(self.part, Follower) else []
+        if isinstance(self.part, Follower):
+            return self.part.on_beacon(row, now_ms)
+        return self._resign() if row.leader_epoch > self.leader_epoch else []
 
     def on_fetched(self, response: ReplicaFetchResponse, batches: list[Batch], now_ms: int) -> list[Effect]:
         return self.part.on_fetched(response, batches, now_ms) if isinstance(self.part, Follower) else []

@@ -140,6 +140,23 @@ def test_a_leader_that_sees_a_newer_epoch_resigns_at_once_and_answers_all_who_wa
     assert refused.result.error == errors.NotLeader.code
 
 
+def test_a_successors_beacon_or_push_is_enough_to_resign():
+    row = BeaconRow(*KEY, EPOCH + 1, 5, 5)
+    one = replica(pair())
+    assert kinds(one.on_beacon(row, 0)) == [Moved]
+    two = replica(pair())
+    pushed = records(0, 1, EPOCH + 1)
+    assert kinds(two.on_push(push(pushed, -1, epoch=EPOCH + 1, leader=2), pushed, 0)) == [Moved]
+    assert one.part is two.part is None
+
+
+def test_a_leader_that_resigned_does_not_name_itself_as_the_leader():
+    one = replica(pair())
+    one.on_ack(2, 1, AckRow(*KEY, EPOCH + 1, 0), 0)
+    (refused,) = of(AnswerProduce, one.on_produce("p", batch(), -1, LATER_MS, 0))
+    assert refused.result.leader == -1
+
+
 def test_a_leader_that_resigned_stays_so_until_metadata_has_a_newer_epoch():
     cluster = pair()
     one = replica(cluster)
