@@ -81,9 +81,10 @@ class Controller:
         session = self._sessions.setdefault(heartbeat.broker, Session(now_ms))
         session.heard_ms = now_ms
         session.connected = True
-        if known.fenced and not known.leaving and heartbeat.index >= known.registered_index:
-            return True, [Unfence(known.id, known.epoch)]
-        return True, []
+        if heartbeat.index < known.registered_index:
+            # It was fenced and does not know it yet: with a lease it would go on as the leader it no longer is.
+            return False, []
+        return True, [Unfence(known.id, known.epoch)] if known.fenced and not known.leaving else []
 
     def on_stall(self, now_ms: int) -> None:
         """This process did not run for a while: nobody is late on account of that."""

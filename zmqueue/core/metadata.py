@@ -46,7 +46,7 @@ class BrokerState(Struct):
     client_port: int
     push_port: int
     peer_port: int
-    registered_index: int
+    registered_index: int  # of its registration or last fencing: it counts again once it has applied that
 
 
 class PartitionState(Struct):
@@ -225,6 +225,7 @@ class ClusterState:
     def _set_fenced(self, fenced: set[int]) -> None:
         for broker in sorted(fenced):
             self.brokers[broker].fenced = True
+            self.brokers[broker].registered_index = self.index
             self._event("fenced", broker)
         # All at once: brokers that fail together were in sync together, and each may bring the partition back.
         for key, topic, partition in self.all_partitions():

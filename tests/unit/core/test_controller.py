@@ -154,6 +154,25 @@ def test_a_broker_is_unfenced_when_it_has_applied_its_registration():
     assert beat(controller, 3, index=registered) == (True, [c.Unfence(3, 2)])
 
 
+def test_a_broker_that_has_not_heard_of_its_fencing_is_neither_unfenced_nor_granted_a_lease():
+    """B9: its heartbeats may reach us while Raft does not reach it, and it may still believe that it leads."""
+    cluster = Cluster()
+    controller = active(cluster)
+    before = cluster.state.index
+    cluster.fence(3)
+    assert beat(controller, 3, index=before) == (False, [])
+    assert beat(controller, 3) == (True, [c.Unfence(3, 1)])
+
+
+def test_a_broker_unfenced_on_behalf_of_another_controller_has_no_lease_before_it_knows_of_its_fencing():
+    cluster = Cluster()
+    controller = active(cluster)
+    before = cluster.state.index
+    cluster.fence(3)
+    cluster.unfence(3)
+    assert beat(controller, 3, index=before) == (False, [])
+
+
 def test_a_former_life_of_a_broker_is_neither_unfenced_nor_granted_a_lease():
     cluster = Cluster()
     controller = active(cluster)
