@@ -387,7 +387,7 @@ class Node:
         effects: list[Effect] = []
         if now_ms - self._last_tick_ms >= TICK_MS:
             effects += self._tick(now_ms)
-        if self._wishes and self._proposer.is_idle and self.is_registered:
+        if self._wishes and self._proposer.sent is None and self.is_registered:
             keys = list(self._wishes)[:ISR_CHANGES_PER_COMMAND]
             changes = [self._wishes.pop(key) for key in keys]
             self._proposer.ask(c.AlterIsr(self.broker, self.epoch, changes))

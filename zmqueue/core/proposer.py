@@ -41,20 +41,21 @@ class Proposer:
         self.sent: Sent | None = None
         self._config = config
         self._number = 0
-        self._queue: deque[Wish] = deque()
+        self._own: deque[Wish] = deque()  # goes before all that clients asked for: fencing and the ISR cannot wait
+        self._queue: deque[Wish] = deque()  # of clients
 
     @property
     def is_idle(self) -> bool:
-        return self.sent is None and not self._queue
+        return self.sent is None and not self._own and not self._queue
 
     def ask(self, command: AnyCommand, *, first: bool = False) -> None:
         """For the broker's own needs. Asking for what is already under way changes nothing."""
-        if any(wish.command == command for wish in self._queue) or (self.sent and self.sent.wish.command == command):
+        if any(wish.command == command for wish in self._own) or (self.sent and self.sent.wish.command == command):
             return
         if first:
-            self._queue.appendleft(Wish(command))
+            self._own.appendleft(Wish(command))
         else:
-            self._queue.append(Wish(command))
+            self._own.append(Wish(command))
 
     def submit(self, command: AnyCommand, token: Token, deadline_ms: int) -> list[Effect]:
         """For a client, who waits for the outcome until the deadline."""
@@ -66,8 +67,8 @@ class Proposer:
     def step(self, now_ms: int) -> list[Effect]:
         """Send what is due."""
         effects = self._give_up(now_ms)
-        if self.sent is None and self._queue:
-            wish = self._queue.popleft()
+        if self.sent is None and (self._own or self._queue):
+            wish = (self._own or self._queue).popleft()
             self._number += 1
             data = encode(Envelope(self.broker, self.incarnation, self._number, wish.command))
             self.sent = Sent(wish, self._number, data, now_ms)

@@ -113,6 +113,24 @@ def test_what_the_broker_needs_is_never_given_up():
     assert of(Propose, p.step(1 << 40)) == first
 
 
+def test_what_the_broker_needs_goes_before_what_clients_asked_for():
+    """Else a burst of clients' commands on the controller delays the fencing of a dead broker by seconds."""
+    p, state = proposer(), cluster()
+    for number in range(3):
+        p.submit(c.AllocateProducerIds(1), number, 1_000)
+    under_way = of(Propose, p.step(0))[0].data
+    p.ask(c.Barrier(1))
+    p.ask(c.Barrier(2))
+    p.ask(c.Barrier(3), first=True)
+    order = []
+    while not p.is_idle:
+        p.on_applied(state.apply(under_way))
+        for effect in of(Propose, p.step(0)):
+            under_way = effect.data
+            order.append(c.decode(under_way).command)
+    assert order == [c.Barrier(3), c.Barrier(1), c.Barrier(2), c.AllocateProducerIds(1), c.AllocateProducerIds(1)]
+
+
 def test_the_queue_of_clients_is_bounded():
     p = proposer()
     for number in range(QUEUE_MAX):
