@@ -14,7 +14,7 @@ from msgspec import Struct
 from zmqueue.config import RaftConfig, ReplicationConfig
 from zmqueue.core.commands import AnyCommand, Barrier, BrokerRef, Command, Digest, Fence, Heal, PartitionRef, Unfence
 from zmqueue.core.metadata import ClusterState
-from zmqueue.model import NO_BROKER, PartitionKey
+from zmqueue.model import PartitionKey
 from zmqueue.wire.messages import Heartbeat
 
 HEAL_SCAN_MS = 1_000
@@ -117,8 +117,8 @@ class Controller:
         short: dict[PartitionKey, int] = {}
         asks: list[AnyCommand] = []
         live = set(state.live_brokers())
-        for key, _, partition in state.all_partitions():
-            if partition.leader == NO_BROKER or partition.adding or live.issuperset(partition.replicas):
+        for key, topic, partition in state.all_partitions():
+            if not state.is_short(topic, partition):
                 continue
             since = short[key] = self._short_since.get(key, now_ms)
             if now_ms - since > self._config.heal_after_ms and not live.issubset(partition.replicas):

@@ -146,6 +146,15 @@ class ClusterState:
     def live_brokers(self) -> list[int]:
         return sorted(b.id for b in self.brokers.values() if not b.fenced)
 
+    def is_short(self, topic: TopicState, partition: PartitionState) -> bool:
+        """Whether a partition misses a live replica that nobody is on the way to replace."""
+        live = [b for b in partition.replicas if self.is_live(b)]
+        if partition.leader == NO_BROKER or len(live) == len(partition.replicas):
+            return False
+        if not partition.adding:
+            return True
+        return not set(partition.adding) <= set(live) and len(live) < topic.replication_factor
+
     # -- applying ------------------------------------------------------------------------------------------------
 
     def apply(self, data: bytes) -> Applied:
@@ -308,19 +317,24 @@ class ClusterState:
         key, topic, partition = self._find(command.partition)
         if partition.partition_epoch != command.partition_epoch:
             raise errors.StaleCommand("the partition has changed since this was proposed")
-        dead = [b for b in partition.replicas if not self.is_live(b)]
-        if partition.adding or not dead or partition.leader == NO_BROKER:
+        if not self.is_short(topic, partition):
             raise errors.StaleCommand("nothing to heal")
+        dead = [b for b in partition.replicas if not self.is_live(b)]
         spare = [b for b in self.live_brokers() if b not in partition.replicas]
         if not spare:
             raise errors.InvalidReplicationFactor("no broker to spare")
         load = self._replica_counts()
         recruit = min(spare, key=lambda b: (load.get(b, 0), b))
-        partition.replicas = [*partition.replicas, recruit]
-        partition.adding = [recruit]
-        partition.removing = dead[:1]
+        # Recruits of before that died before they were in sync give way to the new one.
+        failed = [b for b in dead if b in partition.adding]
+        partition.replicas = [*(b for b in partition.replicas if b not in failed), recruit]
+        partition.elr = [b for b in partition.elr if b not in failed]
+        partition.lost = [b for b in partition.lost if b not in failed]
+        partition.adding = [*(b for b in partition.adding if b not in failed), recruit]
+        if not failed:
+            partition.removing = dead[:1]
         self._changed(key, partition)
-        self._event("recruited", recruit, topic.name, key.partition, f"for broker {dead[0]}")
+        self._event("recruited", recruit, topic.name, key.partition, f"for broker {(failed or dead)[0]}")
         return recruit
 
     def _reassign(self, command: c.Reassign) -> None:

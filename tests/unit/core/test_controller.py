@@ -244,6 +244,18 @@ def test_a_partition_that_nobody_leads_or_that_is_healing_is_left_alone():
     assert heals(keep_alive(controller, 40_000, (3, 4), 15_000)) == []
 
 
+def test_a_recruit_that_dies_on_its_way_is_replaced_after_the_time():
+    cluster = Cluster([1, 2, 3, 4])
+    cluster.topic([1, 2])
+    cluster.fence(2)
+    recruit = cluster.do(c.Heal(REF, cluster.partition.partition_epoch)).outcome.value
+    controller = active(cluster)
+    cluster.fence(recruit)
+    others = tuple({1, 3, 4} - {recruit})
+    assert heals(keep_alive(controller, 10_000, others)) == []
+    assert heals(keep_alive(controller, 12_500, others, 10_000))
+
+
 # -- the digest --------------------------------------------------------------------------------------------------
 
 

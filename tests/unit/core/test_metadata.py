@@ -408,6 +408,31 @@ def test_healing_needs_a_version_a_leader_a_dead_replica_and_a_spare_broker():
     assert cluster.partition.replicas == [1, 2]
 
 
+def test_a_recruit_that_dies_before_it_is_in_sync_is_replaced():
+    cluster = Cluster([1, 2, 3, 4])
+    cluster.topic([1, 2])
+    cluster.fence(2)
+    assert heal(cluster).value == 3
+    assert heal(cluster).code == errors.StaleCommand.code  # it is on its way
+    cluster.fence(3)
+    assert heal(cluster).value == 4
+    p = cluster.partition
+    assert (p.replicas, p.adding, p.removing) == ([1, 2, 4], [4], [2])
+    cluster.alter_isr(1, 4)
+    assert cluster.partition.replicas == [1, 4]
+    check_invariants(cluster.state)
+
+
+def test_a_dead_recruit_is_waited_for_while_enough_replicas_live():
+    cluster = Cluster([1, 2, 3, 4])
+    cluster.topic([1, 2])
+    cluster.fence(2)
+    heal(cluster)
+    cluster.fence(3)
+    cluster.unfence(2)
+    assert heal(cluster).code == errors.StaleCommand.code
+
+
 def test_a_move_ends_when_all_new_replicas_are_in_sync_and_the_leader_goes_last():
     cluster = Cluster([1, 2, 3, 4])
     cluster.topic([1, 2])
