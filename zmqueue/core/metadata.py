@@ -32,6 +32,7 @@ from zmqueue.wire import cbor
 
 FORMAT = 1
 RETIRED_MAX = 64
+PARTITIONS_PER_TOPIC_MAX = 100_000  # the wire numbers no more
 
 
 class BrokerState(Struct):
@@ -342,6 +343,8 @@ class ClusterState:
         wanted = command.replicas
         if not wanted or len(set(wanted)) != len(wanted) or any(b not in self.brokers for b in wanted):
             raise errors.InvalidRequest("replicas are known brokers, once each")
+        if len(wanted) < topic.min_insync_replicas:
+            raise errors.InvalidReplicationFactor("fewer replicas than min.insync.replicas could never commit anything")
         # A move under way is replaced: what it was adding counts as present, and goes if it is no longer wanted.
         partition.adding = [b for b in wanted if b not in partition.isr]
         partition.removing = [b for b in partition.replicas if b not in wanted]
@@ -358,8 +361,8 @@ class ClusterState:
         twin = next((name for name in self.names if name.replace(".", "_") == flat), None)
         if twin is not None:
             raise errors.InvalidTopic(f"topic name {command.name!r} differs from {twin!r} only in '.' and '_'")
-        if command.partitions < 1:
-            raise errors.InvalidPartitions("a topic has at least one partition")
+        if not 1 <= command.partitions <= PARTITIONS_PER_TOPIC_MAX:
+            raise errors.InvalidPartitions(f"a topic has 1 to {PARTITIONS_PER_TOPIC_MAX} partitions")
         live = self.live_brokers()
         if not 1 <= command.replication_factor <= len(live):
             raise errors.InvalidReplicationFactor(
@@ -387,6 +390,8 @@ class ClusterState:
         topic = self._topic(command.name)
         if command.total <= len(topic.partitions):
             raise errors.InvalidPartitions(f"topic {topic.name!r} has {len(topic.partitions)} partitions already")
+        if command.total > PARTITIONS_PER_TOPIC_MAX:
+            raise errors.InvalidPartitions(f"a topic has at most {PARTITIONS_PER_TOPIC_MAX} partitions")
         live = self.live_brokers()
         if topic.replication_factor > len(live):
             raise errors.InvalidReplicationFactor(f"{topic.replication_factor} replicas with {len(live)} live brokers")
@@ -481,7 +486,8 @@ class ClusterState:
 
     def _restart_empty(self, key: PartitionKey, topic: TopicState, partition: PartitionState) -> None:
         """A memory partition whose every replica restarted has no copy left anywhere: it begins anew, and says so."""
-        if set(partition.replicas) <= set(partition.lost):
+        # A recruit that was never in sync has no copy to wait for.
+        if set(partition.replicas) - set(partition.adding) <= set(partition.lost):
             partition.elr = list(partition.replicas)
             partition.lost = []
             partition.last_known_elr = []

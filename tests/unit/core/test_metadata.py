@@ -93,6 +93,17 @@ def test_a_memory_topic_whose_every_replica_restarted_begins_anew_and_says_so():
     check_invariants(cluster.state)
 
 
+def test_a_recruit_that_was_never_in_sync_does_not_keep_a_memory_topic_offline():
+    cluster = Cluster([1, 2, 3])
+    cluster.topic([1, 2], min_insync=2, storage="memory")
+    cluster.fence(2)
+    heal(cluster)
+    cluster.start(1, life=2)
+    cluster.start(2, life=2)
+    assert cluster.partition.leader != NO_BROKER
+    check_invariants(cluster.state)
+
+
 def test_a_disk_topic_whose_every_replica_lost_its_copy_stays_offline():
     cluster = Cluster()
     cluster.topic([1, 2])
@@ -444,6 +455,13 @@ def test_a_move_ends_when_all_new_replicas_are_in_sync_and_the_leader_goes_last(
     assert (p.replicas, p.isr, p.leader, p.leader_epoch) == ([3, 4], [3, 4], 3, EPOCH + 1)
 
 
+def test_a_move_to_fewer_replicas_than_the_minimum_is_refused():
+    cluster = Cluster()
+    cluster.topic(min_insync=2)
+    assert cluster.do(c.Reassign(REF, [1])).outcome.code == errors.InvalidReplicationFactor.code
+    assert cluster.partition.replicas == [1, 2, 3]
+
+
 def test_a_move_can_be_taken_back():
     cluster = Cluster([1, 2, 3])
     cluster.topic([1, 2])
@@ -485,6 +503,7 @@ def test_a_new_topic_is_placed_on_live_brokers_and_all_replicas_are_in_sync():
         ({"name": "a.b"}, errors.InvalidTopic),  # a_b is there
         ({"name": "no good"}, errors.InvalidTopic),
         ({"partitions": 0}, errors.InvalidPartitions),
+        ({"partitions": 2**31 - 1}, errors.InvalidPartitions),  # would keep every broker busy for hours
         ({"replication_factor": 0}, errors.InvalidReplicationFactor),
         ({"replication_factor": 4}, errors.InvalidReplicationFactor),
         ({"min_insync_replicas": 0}, errors.InvalidConfig),
@@ -505,6 +524,7 @@ def test_partitions_are_only_added():
     create(cluster)
     old = [list(p.replicas) for _, _, p in cluster.state.all_partitions()]
     assert cluster.do(c.CreatePartitions("a", 3)).outcome.code == errors.InvalidPartitions.code
+    assert cluster.do(c.CreatePartitions("a", 2**31 - 1)).outcome.code == errors.InvalidPartitions.code
     applied = cluster.do(c.CreatePartitions("a", 5))
     assert [key.partition for key in applied.partitions] == [3, 4]
     assert [p.replicas for _, _, p in cluster.state.all_partitions()][:3] == old
