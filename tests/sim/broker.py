@@ -23,7 +23,7 @@ from zmqueue.config import Config
 from zmqueue.core import commands as c
 from zmqueue.core import effects as e
 from zmqueue.core.metadata import Applied, ClusterState
-from zmqueue.core.node import Node
+from zmqueue.core.node import TICK_MS, Node
 from zmqueue.errors import StorageFailed, ZmqueueError
 from zmqueue.log import session
 from zmqueue.log.flusher import Flushed
@@ -371,8 +371,12 @@ class SimBroker:
             executor = self.executor
             if self.logs.flusher.completed:
                 executor.on_flushed()
-            executor.run(self.node.step(self.world.now + self.skew_ms))
-            executor.end_turn()
+            node, now = self.node, self.world.now + self.skew_ms
+            # Most turns have nothing due, and nothing to hand over: the calls would do nothing.
+            if now - node._last_tick_ms >= TICK_MS or node._wishes or not node._proposer.is_idle:
+                executor.run(node.step(now))
+            if executor._dirty or self.peers._acks:
+                executor.end_turn()
         except Crashed:
             self.world.died(self, self.power_after_crash)
         except (Fatal, ZmqueueError) as error:

@@ -57,6 +57,10 @@ def _decode_once(data: bytes) -> c.Envelope:
     return found
 
 
+# Every node scales the same settings by the same number, and each time they are checked anew.
+_scaled = ReplicationConfig.scaled
+_scale_once = lru_cache(64)(_scaled)
+
 # Brokers compute placements alike, from a ring that depends on the brokers' ids alone.
 _ring_once = lru_cache(64)(lambda brokers: _Ring(brokers))
 
@@ -296,6 +300,7 @@ def _short(value: object) -> str:
 def run(plan: plans.Plan, tracing: bool = False) -> Result:
     """Run one schedule."""
     c.decode = _decode_once
+    ReplicationConfig.scaled = lambda config, scale: _scale_once(config, scale)  # type: ignore[method-assign]
     placement.Ring = lambda brokers: _ring_once(tuple(brokers))  # type: ignore[assignment, misc]
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -305,6 +310,7 @@ def run(plan: plans.Plan, tracing: bool = False) -> Result:
         logging.disable(level)
         c.decode = _decode
         placement.Ring = _Ring  # type: ignore[misc]
+        ReplicationConfig.scaled = _scaled  # type: ignore[method-assign]
 
 
 assert metadata.c is c, "commands are decoded through their module"
