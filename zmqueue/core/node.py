@@ -384,13 +384,13 @@ class Node:
 
     def step(self, now_ms: int) -> list[Effect]:
         """After every turn of the loop: what is due, and what the proposer can send."""
-        effects: list[Effect] = []
-        if now_ms - self._last_tick_ms >= TICK_MS:
-            effects += self._tick(now_ms)
+        effects = self._tick(now_ms) if now_ms - self._last_tick_ms >= TICK_MS else []
         if self._wishes and self._proposer.sent is None and self.is_registered:
             keys = list(self._wishes)[:ISR_CHANGES_PER_COMMAND]
             changes = [self._wishes.pop(key) for key in keys]
             self._proposer.ask(c.AlterIsr(self.broker, self.epoch, changes))
+        elif self._proposer.is_idle:
+            return effects
         return effects + self._proposer.step(now_ms)
 
     def _tick(self, now_ms: int) -> list[Effect]:
