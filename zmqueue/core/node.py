@@ -146,7 +146,7 @@ class Node:
             if outcome.code:
                 return [Halt(f"the cluster refused this broker: {outcome.message}")]
             return self._on_registered(outcome.value, now_ms)
-        if isinstance(command, c.ReplicaLost):
+        if isinstance(command, c.ReplicaLost) and command.epoch == self.epoch:
             self._reporting.discard(PartitionKey(command.partition.topic_id, command.partition.partition))
         if isinstance(command, c.AlterIsr):
             return self._on_isr_applied(command)
@@ -159,8 +159,10 @@ class Node:
             effects += replica.close()
         self.replicas.clear()
         self._wishes.clear()
-        for key, _, partition in self.state.all_partitions():
-            if self.broker in partition.elr and key not in self._logs:
+        self._reporting.clear()
+        for key, topic, partition in self.state.all_partitions():
+            # A memory partition in whose ELR we are has begun anew with nothing, so nothing is missing.
+            if self.broker in partition.elr and key not in self._logs and topic.storage != "memory":
                 self._reporting.add(key)
                 self.on_lost(key)
             effects += self._on_partition(key, now_ms)

@@ -152,6 +152,30 @@ def test_a_copy_that_is_there_is_not_reported():
     assert world.cluster.partition.elr == [1]
 
 
+def test_a_memory_partition_that_begins_anew_misses_nothing():
+    """To report it would cost its eligibility, and keep it offline until another replica comes."""
+    world = World(life=2)
+    world.cluster.register(1)
+    world.cluster.topic([2, 1], min_insync=2, storage="memory")
+    world.cluster.register(2, life=2)
+    world.node.on_raft(3, False, 1, 0)
+    world.turn()
+    assert world.cluster.partition.elr == [2, 1]
+    world.do(c.Unfence(1, 2), by=3)
+    assert world.cluster.partition.leader == 1
+
+
+def test_a_report_of_a_former_registration_does_not_count_as_made():
+    world = World(life=2)
+    world.cluster.register(1)
+    world.cluster.topic([2, 1], min_insync=2, isr=[2], elr=[1])
+    world.node.on_raft(2, False, 1, 0)
+    world.turn()
+    world.node._reporting.add(KEY)
+    world.node._on_own_command(c.ReplicaLost(1, 1, REF), c.Outcome(errors.StaleCommand.code), 0)
+    assert of(SendHeartbeat, world.step(1_000)) == []
+
+
 def test_damage_found_while_running_is_reported():
     world = led()
     world.node.on_lost(KEY)
