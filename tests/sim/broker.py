@@ -289,6 +289,9 @@ class SimBroker:
         self.backlog: deque[tuple[int | None, Callable[..., None], tuple[Any, ...]]] = deque()
         self.skew_ms = 0
 
+    def __repr__(self) -> str:
+        return f"broker {self.id}"
+
     # -- life and death
 
     def start(self) -> bool:

@@ -171,7 +171,9 @@ class SimConsumer(Client):
     def __init__(self, world: World, key: PartitionKey) -> None:
         super().__init__(world, key)
         self.offset = 0
-        self._asked = 0
+
+    def __repr__(self) -> str:
+        return f"consumer of {self.key}"
 
     def run(self) -> None:
         world = self.world

@@ -162,13 +162,22 @@ class Faults:
         return True
 
     def _rollback(self, broker: SimBroker, fault: Fault) -> bool:
-        """A copy of the folder now; later it is put back."""
+        """A copy of the folder now, and a restart; when the cluster knows the next life, the copy is put back.
+
+        A copy of the very life that the cluster knows last cannot be told from the folder itself: nobody promises that.
+        """
+        if not broker.alive or not self._may_die(broker, False):
+            return False
         self._copies[broker.id] = broker.disk.copy()
-        self._later(fault.for_ms, self._put_back, broker, fault)
+        self._world.died(broker, False, 20)
+        self._later(fault.for_ms, self._put_back, broker, fault, broker.incarnation)
         return True
 
-    def _put_back(self, broker: SimBroker, fault: Fault) -> None:
+    def _put_back(self, broker: SimBroker, fault: Fault, copied: int) -> None:
         if self._ended or not self._may_lose(broker):
+            return
+        if self._world.raft.truth.brokers[broker.id].incarnation == copied:
+            self._later(100, self._put_back, broker, fault, copied)
             return
         if broker.alive:
             self._world.died(broker, False, fault.for_ms)

@@ -517,3 +517,7 @@ def duplicate_acknowledged_early(put: Put) -> None:
 @mutation("E2")
 def sequences_are_not_checked(put: Put) -> None:
     put(Producers, "check", lambda self, header: None)
+
+
+# What the simulator cannot see, with the test that does.
+DIRECTED: dict[str, str] = {}

@@ -36,7 +36,9 @@ from zmqueue.config import Config, LogConfig, RaftConfig, ReplicationConfig
 from zmqueue.core import commands as c
 from zmqueue.core import metadata, placement
 from zmqueue.core.metadata import Applied
+from zmqueue.errors import ZmqueueError
 from zmqueue.model import PartitionKey
+from zmqueue.wire.batch import Batch
 
 START_MS_MAX = 20_000
 HEAL_MS_MAX = 30_000
@@ -74,6 +76,7 @@ class Result(Struct):
     faults: int
     digest: int
     virtual_ms: int
+    offline: int = 0
     violation: str = ""
     text: str = ""
     trace: list[str] = []
@@ -170,11 +173,13 @@ class World:
     # -- metadata
 
     def on_committed(self, applied: Applied) -> None:
-        envelope = applied.envelope
-        self.note(None, "committed", f"{applied.duplicate and 'again' or ''} {_short(envelope)} {applied.outcome}")
-        if self.tracing:
+        if not self.tracing:
+            self.note(None, "committed")
+        else:
+            again = "again " if applied.duplicate else ""
+            self.note(None, "committed", f"{again}{_short(applied.envelope)} -> {_short(applied.outcome)}")
             for key in applied.partitions:
-                self.note(None, "becomes", f"{key.partition} {self.raft.truth.partition(key)}")
+                self.note(None, "becomes", f"{key} {self.raft.truth.partition(key)}")
         self.checker.on_committed(applied)
 
     # -- brokers
@@ -283,14 +288,35 @@ class World:
             if self.tracing:
                 self.trace += traceback.format_exc().splitlines()
         digest = hash((self.digest, self.events, self.now))
-        faults = self.faults.injected
-        acknowledged = self.checker.acknowledged
         return Result(
-            self.plan.seed, self.events, acknowledged, faults, digest, self.now, violation, text, self.trace
+            self.plan.seed,
+            self.events,
+            self.checker.acknowledged,
+            self.faults.injected,
+            digest,
+            self.now,
+            self.checker.offline,
+            violation,
+            text,
+            self.trace,
         )
 
 
 def _short(value: object) -> str:
+    if isinstance(value, c.Envelope):
+        value = value.command
+    elif isinstance(value, bytes) and len(value) > 16:
+        try:
+            value = _decode_once(value).command
+        except ZmqueueError:
+            value = f"{len(value)} bytes"
+    elif isinstance(value, Batch):
+        header = value.header
+        return f"[{header.producer_id}/{header.base_sequence}+{header.record_count} @{header.base_offset} e{header.leader_epoch}]"
+    elif isinstance(value, list) and value and isinstance(value[0], Batch):
+        return "".join(_short(batch) for batch in value)
+    elif isinstance(value, tuple) and not isinstance(value, PartitionKey):
+        return "(" + ", ".join(_short(part) for part in value) + ")"
     text = repr(value)
     for nth in range(1, 3):
         text = text.replace(repr(bytes([nth]) * 16), f"t{nth - 1}")
