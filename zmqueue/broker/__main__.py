@@ -21,6 +21,7 @@ from zmqueue.errors import ConfigError, FutureFormat, ZmqueueError
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 78
+GC_ALLOCATIONS = 50_000
 
 
 def main() -> int:
@@ -53,9 +54,10 @@ def _serve(broker_id: int, data_dir: Path, config_file: Path | None) -> int:
     broker = Broker(cluster, broker_id, config, data_dir, read_secret(data_dir))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: broker.stop())
-    # What is alive now stays alive: keep the collector from walking it again and again.
+    # What is alive now stays alive, and hardly anything we make is part of a cycle: the collector may look seldom.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(GC_ALLOCATIONS, 20, 100)
     clean = False
     try:
         broker.run()

@@ -15,7 +15,7 @@ from typing import Any
 
 from zmqueue.config import ClusterFile, Config, Member
 from zmqueue.core.effects import Publish
-from zmqueue.errors import ZmqueueError
+from zmqueue.errors import BadFrame, UnknownOperation, ZmqueueError
 from zmqueue.model import PartitionKey
 from zmqueue.transport import Frames, Socket, Transport
 from zmqueue.wire import frames as f
@@ -155,8 +155,7 @@ class Peers:
         identity, *message = frames
         head = f.parse_head(message)
         if head.operation < Operation.HEARTBEAT:
-            f.parse_request(head, message)
-            self._router.send([identity, *f.failure(head, 1001, "this port is for brokers")])
+            self._router.send([identity, *f.failure(head, UnknownOperation.code, "this port is for brokers")])
             return
         request = f.parse_request(head, message)
         if head.operation == Operation.ACKS:
@@ -184,6 +183,8 @@ class Peers:
         self._drain(self._subscriber, self._handle_publication)
 
     def _handle_publication(self, frames: Frames) -> None:
+        if len(frames) % 2:
+            raise BadFrame(f"a publication has a route, a message and pairs of frames, not {len(frames)} frames")
         route, body, *raw = frames
         if route == f.BEACON_ROUTE:
             self._events.on_beacon(f.unpack(body, Beacon))

@@ -86,6 +86,8 @@ class Flusher:
 
     def drain(self) -> list[Flushed]:
         """What was done since the last call, oldest first."""
+        if not self._completed:
+            return []
         done = []
         while self._completed:
             done.append(self._completed.popleft())
@@ -105,15 +107,12 @@ class Flusher:
         while round_ := self._take():
             for item in round_:
                 self._sync(item)
-                # Before this item was added the loop may have been told and not have looked yet; that is one call
-                # saved. It may also have looked in just this moment, so the end of the round calls in any case.
-                quiet = not self._completed
+                # If others wait there already, the loop was told and has yet to look; it looks until it finds none.
                 self._completed.append(item)
-                if quiet:
+                if len(self._completed) == 1:
                     self._on_done()
                 if self.failed is not None:
                     break
-            self._on_done()
             if self.failed is not None:
                 return
             if self._mode == "interval":
