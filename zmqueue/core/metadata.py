@@ -181,6 +181,9 @@ class ClusterState:
             applied.outcome = c.Outcome(value=self._HANDLERS[type(envelope.command)](self, envelope.command))
         except ZmqueueError as error:
             applied.outcome = _rejected(error)
+            if not same_life:
+                # A late registration of a former life: the proposer is still whoever it was.
+                return applied
         self.last_commands[envelope.broker] = LastCommand(
             envelope.broker, envelope.incarnation, envelope.number, applied.outcome
         )
@@ -192,7 +195,8 @@ class ClusterState:
         if command.broker == NO_BROKER:
             raise errors.InvalidRequest("a broker's id is not negative")
         known = self.brokers.get(command.broker)
-        if known is not None and command.incarnation in known.retired:
+        # One that was overtaken by such a late one, before the cluster knew better, says so by naming itself.
+        if known is not None and command.incarnation in known.retired and command.incarnation not in command.previous:
             raise errors.StaleCommand("a later life of this broker has registered")
         epoch = known.epoch + 1 if known else 1
         unclean = command.unclean or (
@@ -206,7 +210,7 @@ class ClusterState:
             leaving=False,
             dir_id=command.dir_id,
             incarnation=command.incarnation,
-            retired=command.previous[-RETIRED_MAX:],
+            retired=_retired(known, command),
             host=command.host,
             client_port=command.client_port,
             push_port=command.push_port,
@@ -641,6 +645,12 @@ def _rejected(error: ZmqueueError) -> c.Outcome:
 def _refill(table: dict[Any, Any], content: dict[Any, Any]) -> None:
     table.clear()
     table.update(content)
+
+
+def _retired(known: BrokerState | None, command: c.Register) -> list[int]:
+    """Every former life that the cluster or the broker itself knows of: a wiped folder remembers none."""
+    former = [*known.retired, known.incarnation] if known else []
+    return [i for i in dict.fromkeys([*former, *command.previous]) if i != command.incarnation][-RETIRED_MAX:]
 
 
 def _count(brokers: Iterable[int]) -> dict[int, int]:
