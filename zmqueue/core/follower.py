@@ -93,8 +93,8 @@ class Follower:
         self._fetch_due_ms = None
         fresh = [batch for batch in batches if batch.header.base_offset >= self.log.log_end]
         effects = self._append(fresh, response.high_watermark) + self._release()
-        if self.log.log_end < response.log_end:
-            effects += self._fetch(now_ms)
+        if self.log.log_end < response.log_end or self._held:
+            effects += self._fetch(now_ms)  # held pushes that still do not fit show a gap behind the answer
         return effects
 
     def _cut_back(self, response: ReplicaFetchResponse) -> list[Effect]:

@@ -59,6 +59,13 @@ def test_nothing_pushed_before_the_first_answer_is_appended_or_acknowledged():
     assert follower.log.high_watermark == 0
 
 
+def test_a_refused_first_fetch_does_not_open_the_way_for_pushes():
+    follower = following(log_of((4, 10)))
+    answer(follower, error=errors.NotLeader.code)
+    assert pushed(follower, 10, 12, prev=4) == []
+    assert follower.log.log_end == 10
+
+
 @pytest.mark.parametrize(
     ("diverged", "end"),
     [
@@ -215,6 +222,16 @@ def test_pushes_during_a_fetch_are_held_and_continue_the_log_after_it():
     appended = [b.header.base_offset for a in of(Append, effects) for b in a.batches]
     assert appended == [3, 4, 5, 6, 7, 8]
     assert follower.log.log_end == 9
+
+
+def test_a_gap_between_the_answer_and_the_held_pushes_is_fetched_at_once():
+    follower = established(log_of((EPOCH, 3)))
+    pushed(follower, 7, 8)
+    effects = answer(follower, records(3, 5))
+    assert kinds(effects) == [Append, Flush, SendFetch]
+    effects = answer(follower, records(5, 7))
+    assert follower.log.log_end == 8
+    assert of(SendFetch, effects) == []
 
 
 def test_held_pushes_that_the_fetch_brought_already_are_skipped():
