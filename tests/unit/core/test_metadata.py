@@ -122,6 +122,25 @@ def test_a_late_registration_of_a_former_life_is_void():
     assert cluster.state.is_live(1)
 
 
+def test_a_late_registration_does_not_silence_the_present_life():
+    """Else everything that life proposes is refused as of a life that has not registered."""
+    cluster = Cluster([1, 2])
+    cluster.start(1, life=3)
+    present, number = cluster.incarnations[1], cluster.numbers[1]
+    late = c.encode(c.Envelope(1, 1002, 1, registration(1, 2)))
+    cluster.state.apply(late)
+    mine = c.encode(c.Envelope(1, present, number + 1, c.AllocateProducerIds(1)))
+    assert cluster.state.apply(mine).outcome.code == 0
+
+
+def test_a_life_before_a_wiped_disk_is_former_too():
+    """Its folder is gone, so the present life cannot name it: the cluster remembers."""
+    cluster = Cluster([1, 2])
+    cluster.start(1, life=7, previous=[], dir_id=b"new")
+    assert cluster.register(1, life=1).outcome.code == errors.StaleCommand.code
+    assert cluster.state.is_live(1)
+
+
 def test_the_loss_of_one_copy_while_running_is_as_that_of_an_unclean_restart():
     cluster = Cluster()
     cluster.topic([1, 2], min_insync=2)
