@@ -6,6 +6,7 @@ Exit codes: 0 stopped on request, 1 failed, 78 configuration. The first line of 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import faulthandler
 import gc
 import logging
@@ -18,10 +19,12 @@ from zmqueue.broker.executor import Fatal
 from zmqueue.broker.server import Broker
 from zmqueue.config import load, read_cluster_file, read_secret, with_cluster
 from zmqueue.errors import ConfigError, FutureFormat, ZmqueueError
+from zmqueue.model import MiB
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 78
 GC_ALLOCATIONS = 50_000
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # numbers of mallopt(3)
 
 
 def main() -> int:
@@ -44,6 +47,16 @@ def main() -> int:
         return EXIT_FAILED
 
 
+def _keep_memory() -> None:
+    """Have malloc keep what batches are made of. Given back each time, they cost a page fault per 4 KiB again: an
+    eighth of the broker's CPU under load when it was measured. Where malloc has no such settings, nothing changes."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(M_MMAP_THRESHOLD, 32 * MiB)
+        libc.mallopt(M_TRIM_THRESHOLD, 128 * MiB)
+        libc.mallopt(M_TOP_PAD, 16 * MiB)
+
+
 def _serve(broker_id: int, data_dir: Path, config_file: Path | None) -> int:
     cluster = read_cluster_file(data_dir)
     if cluster is None:
@@ -54,6 +67,7 @@ def _serve(broker_id: int, data_dir: Path, config_file: Path | None) -> int:
     broker = Broker(cluster, broker_id, config, data_dir, read_secret(data_dir))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: broker.stop())
+    _keep_memory()
     # What is alive now stays alive, and hardly anything we make is part of a cycle: the collector may look seldom.
     gc.collect()
     gc.freeze()
