@@ -22,7 +22,8 @@ from zmqueue.broker.logs import Logs
 from zmqueue.config import Config
 from zmqueue.core import commands as c
 from zmqueue.core import effects as e
-from zmqueue.core.metadata import Applied, ClusterState
+from zmqueue.core.cluster import Applied
+from zmqueue.core.metadata import ClusterState
 from zmqueue.core.node import TICK_MS, Node
 from zmqueue.errors import StorageFailed, ZmqueueError
 from zmqueue.log import session

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 from tests.sim.broker import Mirror
 from zmqueue import errors
+from zmqueue.core.cluster import Applied, PartitionState
 from zmqueue.core.commands import Fence
-from zmqueue.core.metadata import Applied, PartitionState
 from zmqueue.model import ACKS_ALL, PartitionKey
 from zmqueue.wire.batch import split
 from zmqueue.wire.messages import FetchResult, ProduceResult

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zmqueue.core.metadata import Applied, ClusterState
+from zmqueue.core.cluster import Applied
+from zmqueue.core.metadata import ClusterState
 from zmqueue.model import NO_BROKER
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from tests.sim.raft import SimRaft
 from zmqueue.config import Config, LogConfig, RaftConfig, ReplicationConfig
 from zmqueue.core import commands as c
 from zmqueue.core import metadata, placement
-from zmqueue.core.metadata import Applied
+from zmqueue.core.cluster import Applied
 from zmqueue.errors import ZmqueueError
 from zmqueue.model import PartitionKey
 from zmqueue.wire.batch import Batch

@@ -23,7 +23,8 @@ from zmqueue.broker.peers import PeerEvents, Peers
 from zmqueue.broker.raft import Outcome, ProposalOutcome, RaftNode
 from zmqueue.config import ClusterFile, Config
 from zmqueue.core import commands as c
-from zmqueue.core.metadata import Applied, ClusterState
+from zmqueue.core.cluster import Applied
+from zmqueue.core.metadata import ClusterState
 from zmqueue.core.node import Node
 from zmqueue.log.session import DataFolder
 from zmqueue.model import NO_BROKER

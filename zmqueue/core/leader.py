@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from zmqueue import errors
 from zmqueue.config import ReplicationConfig
+from zmqueue.core.cluster import BrokerState, PartitionState
 from zmqueue.core.commands import BrokerRef, IsrChange
 from zmqueue.core.effects import (
     Advanced,
@@ -33,7 +34,6 @@ from zmqueue.core.effects import (
 )
 from zmqueue.core.lease import Lease
 from zmqueue.core.log_view import LogView
-from zmqueue.core.metadata import BrokerState, PartitionState
 from zmqueue.model import ACKS_ALL, ACKS_NONE, PartitionKey
 from zmqueue.wire.batch import Batch
 from zmqueue.wire.messages import BeaconRow, ProduceResult, ReplicaFetchRequest, ReplicaFetchResponse

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from zmqueue import errors
 from zmqueue.config import Config
 from zmqueue.core import commands as c
+from zmqueue.core.cluster import Applied
 from zmqueue.core.controller import Controller
 from zmqueue.core.effects import (
     Advanced,
@@ -36,7 +37,7 @@ from zmqueue.core.effects import (
 from zmqueue.core.epochs import Epochs
 from zmqueue.core.lease import NEVER, Lease
 from zmqueue.core.log_view import LogView
-from zmqueue.core.metadata import Applied, ClusterState
+from zmqueue.core.metadata import ClusterState
 from zmqueue.core.producers import Producers
 from zmqueue.core.proposer import Proposer
 from zmqueue.core.replica import Replica

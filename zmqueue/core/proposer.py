@@ -13,9 +13,10 @@ from msgspec import Struct
 
 from zmqueue import errors
 from zmqueue.config import ReplicationConfig
+from zmqueue.core.cluster import Applied
 from zmqueue.core.commands import AnyCommand, Command, Envelope, Outcome, encode
 from zmqueue.core.effects import AnswerCommand, Effect, Propose, Token
-from zmqueue.core.metadata import Applied, ClusterState
+from zmqueue.core.metadata import ClusterState
 
 QUEUE_MAX = 1_000
 RETRY_MS = 100

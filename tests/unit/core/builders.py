@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 
 from zmqueue.config import Config, ReplicationConfig
 from zmqueue.core import commands as c
+from zmqueue.core.cluster import Applied, BrokerState, PartitionState, TopicState
 from zmqueue.core.effects import Effect, Propose
 from zmqueue.core.epochs import Epochs
 from zmqueue.core.follower import Follower
 from zmqueue.core.leader import Leader
 from zmqueue.core.lease import Lease
 from zmqueue.core.log_view import LogView
-from zmqueue.core.metadata import Applied, BrokerState, ClusterState, PartitionState, TopicState
+from zmqueue.core.metadata import ClusterState
 from zmqueue.core.node import Node
 from zmqueue.core.producers import Producers
 from zmqueue.model import PartitionKey

@@ -20,6 +20,7 @@ from tests.unit.core.builders import (
 )
 from zmqueue import errors
 from zmqueue.core import commands as c
+from zmqueue.core.cluster import PartitionState, TopicState
 from zmqueue.core.effects import (
     AnswerCommand,
     AnswerFetch,
@@ -33,7 +34,7 @@ from zmqueue.core.effects import (
     SendFetch,
     SendHeartbeat,
 )
-from zmqueue.core.metadata import ClusterState, PartitionState, TopicState
+from zmqueue.core.metadata import ClusterState
 from zmqueue.core.node import ISR_CHANGES_PER_COMMAND
 from zmqueue.model import PartitionKey
 from zmqueue.wire.messages import AckRow, Acks, Beacon, BeaconRow, HeartbeatReply
