@@ -151,7 +151,7 @@ class _Position:
     def __init__(self, key: _Key, last: int | None) -> None:
         self.key = key
         self.last = last  # None: somewhere
-        self.oldest = 0
+        self.oldest = len(key.ack_times)  # what was acknowledged before it came is no lag of its own
 
 
 def check(events: Iterable[Event], rules: Rules | None = None) -> Verdict:

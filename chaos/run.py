@@ -1,0 +1,223 @@
+#!/usr/bin/env python3
+"""`chaos/run.py SCENARIO --seconds N --seed S --check`: break a cluster of its own, and judge what its clients saw.
+
+Exit codes: 0 no anomaly, 1 anomalies (or, with --strict, a missed target), 2 usage, 130 interrupted.
+
+A run: start five brokers, load them, inject faults until the time is over, heal, stop the load, read everything twice,
+stop the brokers, compare the replicas, check the history. The seed decides faults, victims and times; threads and
+processes are as they are, so a seed gives a similar run and not the same one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:  # started as a script
+    sys.path[0] = str(ROOT)
+
+from chaos import disk, report, scenario, workload  # noqa: E402
+from chaos.checker import Rules, Verdict, check  # noqa: E402
+from chaos.cluster import Cluster, NotHealed, cluster_in  # noqa: E402
+from chaos.faults import HARNESS, Faults  # noqa: E402
+from chaos.history import OK, Recorder, read_file  # noqa: E402
+from chaos.report import Injected  # noqa: E402
+from chaos.scenario import Scenario, Step  # noqa: E402
+
+Say = Callable[[str], None]
+
+LOAD_S = 2.0  # of load before the first fault
+HEAL_S_MAX = 90.0
+
+
+class Run:
+    """One run of one scenario."""
+
+    def __init__(self, name: str, spec: Scenario, seed: int, seconds: float, folder: Path, say: Say) -> None:
+        self.name, self.spec, self.seed, self.seconds = name, spec, seed, seconds
+        self.folder = folder
+        self.history = folder / "history.jsonl"
+        self.injected: list[Injected] = []
+        self.problems: dict[str, list[str]] = {"CRASH": [], "NOT-HEALED": [], "CLIENT": []}
+        self.errors: dict[str, int] = {}
+        self._say = say
+        self._rng = random.Random(seed)
+        self._topics = [topic for topic in ("w1", "w4") if topic in spec.workloads]
+        if unknown := [step.fault for step in spec.steps if not hasattr(Faults, step.fault)]:
+            raise scenario.ScenarioError(f"{name}: no fault is called {unknown[0]!r}")
+
+    def run(self) -> None:
+        spec = self.spec
+        with (
+            Recorder(self.history) as recorder,
+            cluster_in(
+                self.folder / "cluster", spec.settings, proxied=spec.proxied, tmpfs_mib=spec.tmpfs_mib
+            ) as cluster,
+        ):
+            for topic in self._topics:
+                cluster.admin.create_topic(topic, spec.partitions, spec.replication)
+            cluster.await_whole(self._topics)
+            faults = Faults(cluster, recorder, self._rng, self._topics, loses_unsynced=spec.loses_unsynced)
+            load = self._load(recorder, cluster)
+            try:
+                self._break(recorder, faults)
+                self._heal(cluster, faults)
+                load.stop()
+                self._read(recorder, cluster)
+                self._dump_replicas(recorder, cluster)
+            except NotHealed as error:
+                self._problem("NOT-HEALED", str(error))
+            except RuntimeError as error:
+                self._problem("CLIENT", str(error))
+            self.errors = dict(load.errors)
+            for crash in cluster.crashes:
+                self._problem("CRASH", crash)
+
+    def _problem(self, name: str, text: str) -> None:
+        self.problems[name].append(text)
+        self._say(f"{name}: {text}")
+
+    def _load(self, recorder: Recorder, cluster: Cluster) -> workload.Workload:
+        spec = self.spec
+        load = workload.Workload(recorder, cluster.bootstrap)
+        p = 0
+        for topic, acks in (("w1", "all"), ("w4", "1")):
+            if topic not in self._topics:
+                continue
+            share = max(1, spec.per_second // (spec.producers * len(self._topics)))
+            for n in range(spec.producers):
+                load.add_producer(workload.PRODUCER + p + n, topic, spec.partitions, share, acks)
+            for n in range(spec.consumers):
+                load.add_consumer(workload.CONSUMER + p + n, topic, spec.partitions)
+            load.add_sampler(workload.SAMPLER + p, topic, spec.partitions)
+            p += 10
+        if "w5" in spec.workloads:
+            load.add_churn(workload.CHURN)
+        load.start()
+        return load
+
+    # -- phases ----------------------------------------------------------------------------------------------------
+
+    def _break(self, recorder: Recorder, faults: Faults) -> None:
+        until = time.monotonic() + self.seconds
+        time.sleep(LOAD_S)
+        nth = 0
+        while time.monotonic() < until:
+            step = self._choose(nth)
+            nth += 1
+            acked, began = recorder.acked, recorder.now()
+            hit = getattr(faults, step.fault)(**step.arguments)
+            time.sleep(self._rng.uniform(*step.hold_s))
+            hit.undo()
+            ended = recorder.add(HARNESS, OK, "fault", x=hit.text)
+            self.injected.append(Injected(hit.text, began, ended))
+            faults.cluster.await_whole(self._topics, HEAL_S_MAX)
+            whole = recorder.now()
+            time.sleep(self._rng.uniform(*step.rest_s))
+            self._say(
+                f"{began:7.1f} s  {hit.text}; {ended - began:.1f} s, whole {whole - ended:.1f} s later,"
+                f" {recorder.acked - acked} records acknowledged"
+            )
+
+    def _choose(self, nth: int) -> Step:
+        steps = self.spec.steps
+        if self.spec.order == "random":
+            return self._rng.choices(steps, [step.weight for step in steps])[0]
+        return steps[nth % len(steps)]
+
+    def _heal(self, cluster: Cluster, faults: Faults) -> None:
+        faults.heal()
+        cluster.await_whole(self._topics, HEAL_S_MAX)
+
+    def _read(self, recorder: Recorder, cluster: Cluster) -> None:
+        for n, topic in enumerate(self._topics):
+            for reader in range(2):
+                workload.final_read(
+                    recorder, cluster.bootstrap, topic, self.spec.partitions, workload.FINAL + 10 * n + reader
+                )
+        if "w5" in self.spec.workloads:
+            cluster.ask(lambda: workload.final_topics(recorder, cluster.admin))
+
+    def _dump_replicas(self, recorder: Recorder, cluster: Cluster) -> None:
+        cluster.await_whole(self._topics, HEAL_S_MAX)
+        described = [cluster.describe(topic) for topic in self._topics]
+        cluster.stop(*range(cluster.brokers))
+        for topic in described:
+            for partition in topic.partitions:
+                name = workload.key(topic.name, partition.partition)
+                for broker in partition.isr:
+                    found = disk.dump(cluster.folder(broker), topic.topic_id, partition.partition)
+                    start, end, row = found if found is not None else (0, 0, [])
+                    recorder.add(broker, OK, "replica", k=name, o=start, end=end, rows=[(name, row)])
+
+    # -- verdict ---------------------------------------------------------------------------------------------------
+
+    def report(self, *, judged: bool) -> report.Report:
+        verdict = check(read_file(self.history), Rules(lag_s_max=self.spec.lag_s_max)) if judged else Verdict()
+        line = report.timeline(read_file(self.history), self.injected)
+        more = {name: len(texts) for name, texts in self.problems.items()}
+        return report.make(self.spec, self.name, self.seed, self.seconds, verdict, more, self.errors, line)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="chaos/run.py", description="Break a cluster and judge what clients saw.")
+    parser.add_argument("scenario", help=f"one of {', '.join(scenario.names())}, or a file")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long faults are injected")
+    parser.add_argument("--seed", type=int, default=None, help="default: chosen, and printed")
+    parser.add_argument("--check", action="store_true", help="check the history; any anomaly is exit code 1")
+    parser.add_argument("--strict", action="store_true", help="a missed time target is exit code 1 as well")
+    parser.add_argument("--keep", action="store_true", help="keep history, logs and data, also of a good run")
+    parser.add_argument("--folder", type=Path, default=None, help="where the run lives; default: a temporary folder")
+    parser.add_argument("-o", "--output", choices=["text", "json"], default="text")
+    options = parser.parse_args(arguments)
+    if not 0 < options.seconds <= 86_400:
+        parser.error("--seconds is out of range")
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 31)
+    folder = Path(tempfile.mkdtemp(prefix="zmqueue-chaos-", dir=options.folder))
+    try:
+        run = Run(Path(options.scenario).stem, scenario.load(options.scenario), seed, options.seconds, folder, _say)
+    except scenario.ScenarioError as error:
+        folder.rmdir()
+        parser.error(str(error))
+    signal.signal(signal.SIGTERM, _interrupt)
+    keep = True
+    try:
+        _say(f"{run.name}, seed {seed}, in {folder}: {run.spec.about}")
+        run.run()
+        result = run.report(judged=options.check)
+        (folder / "timeline.svg").write_text(report.as_svg(result))
+        (folder / "report.json").write_text(json.dumps(report.as_json(result), indent=2) + "\n")
+        print(json.dumps(report.as_json(result)) if options.output == "json" else report.as_text(result))
+        failed = not result.ok or (options.strict and not result.on_time)
+        keep = options.keep or not result.ok
+        return 1 if failed else 0
+    except KeyboardInterrupt:
+        _say("interrupted")
+        keep = options.keep
+        return 130
+    finally:
+        if keep:
+            _say(f"kept in {folder}: history.jsonl, report.json, timeline.svg, cluster/broker-N.log")
+        else:
+            shutil.rmtree(folder)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())
