@@ -374,6 +374,9 @@ class SimBroker:
             handle(*args)
             executor = self.executor
             if self.logs.flusher.completed:
+                for done in self.logs.flusher.completed:
+                    if done.key in self.mirrors:
+                        self.touched[done.key] = None
                 executor.on_flushed()
             node, now = self.node, self.world.now + self.skew_ms
             # Most turns have nothing due, and nothing to hand over: the calls would do nothing.

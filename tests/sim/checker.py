@@ -14,6 +14,7 @@ list with one entry per offset: epoch, producer, sequence and checksum of the re
   read             a consumer gets a record that differs from the committed one at that offset
   lease            a leader that was fenced long ago still acknowledges acks=1, or still serves reads
   view             what the core believes of a log is not what the log holds
+  durable          a log counts as synced to its end, and the disk would forget some of it
   metadata         two brokers that applied the same commands hold different metadata
   assertion        the code under test found a mistake of its own
   stuck            after all faults have ended the cluster does not become whole within bounded time
@@ -26,6 +27,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tests.sim.broker import Mirror
+from tests.sim.disk import SimFile
 from zmqueue import errors
 from zmqueue.core.cluster import Applied, PartitionState
 from zmqueue.core.commands import Fence
@@ -249,6 +251,10 @@ class Checker:
                 self.fail("view", f"broker {broker.id}, {key}: {view.log_end} {view.epochs.entries}, {log.epochs}")
             if view.durable_end > log.durable_end or log.log_end != len(broker.mirrors[key]):
                 self.fail("view", f"broker {broker.id}, {key}: durable {view.durable_end}, {log.durable_end}")
+            if log.durable_end == log.log_end and self._world.plan.fsync == "always":
+                file = log._segments[-1].file
+                if isinstance(file, SimFile) and not file.is_synced:
+                    self.fail("durable", f"broker {broker.id}, {key}: {log.log_end} counts as synced, and is not")
         broker.touched.clear()
 
     # -- the end

@@ -100,9 +100,14 @@ class SimFile(OpenFile):
         self._inode = inode
         self._disk = disk
 
+    @property
+    def is_synced(self) -> bool:
+        return self._inode.synced == len(self._inode.data)
+
     def append(self, buffers: Sequence[Buffer], total: int) -> None:
         disk, data = self._disk, self._inode.data
-        if disk.full:
+        if disk.full or disk.full_once:
+            disk.full_once = False
             raise StorageFull(f"{self.path}: No space left on device")
         before = len(data)
         for buffer in buffers:
@@ -153,6 +158,7 @@ class Disk:
     def __init__(self, chance: Random) -> None:
         self.chance = chance
         self.full = False
+        self.full_once = False  # only the next append fails
         self.broken = False  # the next sync fails
         self.crash_in = 0  # operations until the process ends; 0: it does not
         self._root = Folder()

@@ -43,7 +43,7 @@ class Faults:
         world.network.cuts.clear()
         world.raft.stale.clear()
         for broker in world.brokers:
-            broker.disk.full = broker.disk.broken = broker.slow = False
+            broker.disk.full = broker.disk.full_once = broker.disk.broken = broker.slow = False
             broker.disk.crash_in = 0
             if broker.paused:
                 self._resume(broker, broker.life)
@@ -131,6 +131,9 @@ class Faults:
     # -- disks
 
     def _full(self, broker: SimBroker, fault: Fault) -> bool:
+        if fault.detail % 2:
+            broker.disk.full_once = True
+            return True
         broker.disk.full = True
         self._later(fault.for_ms, self._not_full, broker)
         return True

@@ -74,6 +74,7 @@ class Plan(Struct):
     drop: float
     duplicate: float
     straggle: float  # how many messages take long
+    raft_trouble: float  # how many proposals are lost, how many doubled
     duration_ms: int
     heal_after_ms: int
     topics: list[Topic]
@@ -82,8 +83,51 @@ class Plan(Struct):
     faults: list[Fault]
 
 
+# Few brokers, many short faults, bad connections: an ISR that never comes to rest.
+CHURN: dict[str, int] = {
+    "wipe": 8,
+    "kill": 4,
+    "kill_leader": 4,
+    "power_leader": 4,
+    "pause": 4,
+    "pause_leader": 6,
+    "stale": 8,
+    "slow": 8,
+    "cut": 6,
+    "full": 6,
+    "prefer": 4,
+    "raft": 4,
+    "snapshot": 2,
+}
+
+
 def make(seed: int) -> Plan:
     chance = Random(seed * 2 + 1)
+    plan = _make(seed, chance)
+    if seed % 3 == 0:
+        _churn(plan, chance)
+    return plan
+
+
+def _churn(plan: Plan, chance: Random) -> None:
+    plan.brokers = max(3, plan.topics[0].replication_factor)
+    plan.drop, plan.duplicate, plan.straggle = chance.choice((0.0, 0.1)), 0.1, 0.15
+    plan.raft_trouble = 0.25
+    plan.faults = _faults(chance, CHURN, chance.randint(3, 8), plan, (30, 80, 200, 500))
+
+
+def _faults(chance: Random, kinds: dict[str, int], count: int, plan: Plan, lengths: tuple[int, ...]) -> list[Fault]:
+    faults = []
+    names, weights = list(kinds), list(kinds.values())
+    for _ in range(count):
+        kind = chance.choices(names, weights)[0]
+        at_ms = chance.randint(50, plan.duration_ms)
+        broker = chance.randrange(plan.brokers)
+        faults.append(Fault(at_ms, kind, broker, chance.choice(lengths), chance.getrandbits(30)))
+    return sorted(faults, key=lambda fault: fault.at_ms)
+
+
+def _make(seed: int, chance: Random) -> Plan:
     factor = chance.choice((2, 2, 2, 3, 3, 4, 5))
     brokers = 5 if chance.random() < 0.4 else max(3, factor)
     topics = []
@@ -102,15 +146,7 @@ def make(seed: int) -> Plan:
         batches, window = chance.randint(6, 16), chance.randint(1, 5)
         producers.append(Producer(at, partition, acks, batches, window, chance.choice((5, 20, 60, 120))))
     consumers = [Consumer(p.topic, p.partition) for p in producers[:1]]
-    faults = []
-    kinds, weights = list(FAULTS), list(FAULTS.values())
-    for _ in range(chance.choice((1, 2, 3, 4, 5, 6))):
-        kind = chance.choices(kinds, weights)[0]
-        at_ms = chance.randint(50, duration_ms)
-        for_ms = chance.choice((60, 150, 400, 900, 1_500))
-        faults.append(Fault(at_ms, kind, chance.randrange(brokers), for_ms, chance.getrandbits(30)))
-    faults.sort(key=lambda fault: fault.at_ms)
-    return Plan(
+    plan = Plan(
         seed=seed,
         brokers=brokers,
         fsync=chance.choices(("always", "interval", "os"), (8, 1, 1))[0],
@@ -118,10 +154,13 @@ def make(seed: int) -> Plan:
         drop=chance.choice((0.0, 0.0, 0.02, 0.08, 0.2)),
         duplicate=chance.choice((0.0, 0.02, 0.08)),
         straggle=chance.choice((0.0, 0.02, 0.1)),
+        raft_trouble=0.05,
         duration_ms=duration_ms,
         heal_after_ms=chance.choice((700, 10_000, 10_000)),
         topics=topics,
         producers=producers,
         consumers=consumers,
-        faults=faults,
+        faults=[],
     )
+    plan.faults = _faults(chance, FAULTS, chance.randint(1, 6), plan, (60, 150, 400, 900, 1_500))
+    return plan

@@ -74,13 +74,14 @@ class SimRaft:
         world = self._world
         random = world.random
         reaches = self.leader != NO_BROKER and world.network.connected(broker.id, self.leader)
-        luck = 1.0 if self.calm else random()
-        if not reaches or luck < 0.05:
+        trouble = 0.0 if self.calm else world.plan.raft_trouble
+        luck = random()
+        if not reaches or luck < trouble:
             if random() < 0.7:
                 broker.later(5 + int(random() * 100), broker.on_unsure, data)
             return
-        world.at(1 + int(random() * 6), None, None, self._commit, (broker, broker.life, data, self.term, luck > 0.12))
-        if luck > 0.95 and not self.calm:
+        world.at(1 + int(random() * 6), None, None, self._commit, (broker, broker.life, data, self.term, luck > 2 * trouble))
+        if luck > 1 - trouble:
             world.at(int(random() * 800), None, None, self._commit, (broker, broker.life, data, self.term, True))
 
     def _commit(self, broker: SimBroker, life: int, data: bytes, term: int, honest: bool) -> None:
