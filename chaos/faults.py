@@ -35,14 +35,24 @@ class Hit(NamedTuple):
 
 class Faults:
     def __init__(
-        self, cluster: Cluster, recorder: Recorder, rng: random.Random, topics: list[str], *, loses_unsynced: bool
+        self,
+        cluster: Cluster,
+        recorder: Recorder,
+        rng: random.Random,
+        topics: list[str],
+        *,
+        loses_unsynced: bool = False,
+        fsync_delay_ms: int = 0,
     ) -> None:
         self.cluster = cluster
         self.rng = rng
         self.topics = topics
         self._recorder = recorder
         self._loses_unsynced = loses_unsynced  # fsync does not precede acknowledgements: a power cut ends an era
+        self._fsync_delay_ms = fsync_delay_ms
         self._copies: set[int] = set()
+        for broker in range(cluster.brokers):
+            cluster.delay_fsync(broker, fsync_delay_ms)
 
     # -- choosing --------------------------------------------------------------------------------------------------
 
@@ -244,7 +254,7 @@ class Faults:
     def _slow(self, broker: int, text: str, keys: list[str], delay_ms: int) -> Hit:
         self._begin(text, keys)
         self.cluster.delay_fsync(broker, delay_ms)
-        return Hit(text, keys, lambda: self.cluster.delay_fsync(broker, 0))
+        return Hit(text, keys, lambda: self.cluster.delay_fsync(broker, self._fsync_delay_ms))
 
     def disk_full(self) -> Hit:
         """Needs folders on a tmpfs of their own; all the room that is left is taken."""
@@ -344,7 +354,7 @@ class Faults:
         if self.cluster.proxy is not None:
             self.cluster.proxy.heal()
         for broker in range(self.cluster.brokers):
-            self.cluster.delay_fsync(broker, 0)
+            self.cluster.delay_fsync(broker, self._fsync_delay_ms)
             (self.cluster.node(broker) / "filler").unlink(missing_ok=True)
         self.cluster.revive()
         self.cluster.start_all()

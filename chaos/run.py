@@ -66,7 +66,14 @@ class Run:
             for topic in self._topics:
                 cluster.admin.create_topic(topic, spec.partitions, spec.replication)
             cluster.await_whole(self._topics)
-            faults = Faults(cluster, recorder, self._rng, self._topics, loses_unsynced=spec.loses_unsynced)
+            faults = Faults(
+                cluster,
+                recorder,
+                self._rng,
+                self._topics,
+                loses_unsynced=spec.loses_unsynced,
+                fsync_delay_ms=spec.fsync_delay_ms,
+            )
             load = self._load(recorder, cluster)
             try:
                 self._break(recorder, faults)

@@ -56,6 +56,7 @@ class Scenario(Struct, frozen=True, forbid_unknown_fields=True):
     consumers: Count = 2
     proxied: bool = False
     tmpfs_mib: int = 0
+    fsync_delay_ms: Annotated[int, Meta(ge=0, le=10_000)] = 0  # of every broker, all the time
     lag_s_max: Seconds = 40.0
     settings: dict[str, str] = {}
     targets: Targets = Targets()
