@@ -1,14 +1,20 @@
-"""What a run showed: a table for the terminal, the same as JSON, and a picture of faults and throughput over time."""
+"""What a run showed: a table for the terminal, the same as JSON, and a picture of faults and throughput over time.
+
+`python -m chaos.report FILE...` makes the table of docs/chaos.md from the JSON of runs.
+"""
 
 from __future__ import annotations
 
 import html
+import json
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from chaos.checker import Verdict, quantile
+from chaos.checker import Gap, Verdict, quantile
 from chaos.history import INVOKE, OK, Event
 from chaos.scenario import Scenario
 
@@ -81,13 +87,14 @@ def make(
     line: Timeline,
 ) -> Report:
     """`more` are anomalies that no history shows: brokers that crashed, a cluster that did not become whole."""
-    gaps = [gap.gap_s for gap in verdict.gaps]
+    gaps, of_controllers = gaps_of(verdict.gaps)
     p50, p99, most = quantile(gaps, 0.5), quantile(gaps, 0.99), max(gaps, default=0.0)
     wanted = scenario.targets
     pairs = [
         ("gap_p50_s", wanted.gap_p50_s, p50),
         ("gap_p99_s", wanted.gap_p99_s, p99),
         ("gap_max_s", wanted.gap_max_s, most),
+        ("gap_controller_p99_s", wanted.gap_controller_p99_s, quantile(of_controllers, 0.99)),
         ("unknown", wanted.unknown_max, float(verdict.unknown + verdict.failed)),
     ]
     targets = [Target(what, goal, round(found, 3), found <= goal) for what, goal, found in pairs if goal is not None]
@@ -108,6 +115,15 @@ def make(
     )
 
 
+def gaps_of(gaps: Iterable[Gap]) -> tuple[list[float], list[float]]:
+    """Those where the victim did not lead Raft, and those where it did: that has a bound of its own."""
+    plain: list[float] = []
+    of_controllers: list[float] = []
+    for gap in gaps:
+        (of_controllers if "controller" in gap.fault else plain).append(gap.gap_s)
+    return plain, of_controllers
+
+
 def as_json(report: Report) -> dict[str, Any]:
     return {**msgspec.to_builtins(report), "ok": report.ok, "on_time": report.on_time}
 
@@ -126,7 +142,8 @@ def as_text(report: Report) -> str:
         ("latency", ", ".join(f"{name} {value:g} ms" for name, value in verdict.latency_ms.items())),
         (
             "gaps",
-            f"{len(verdict.gaps)}: p50 {report.gap_p50_s:g} s, p99 {report.gap_p99_s:g} s, max {report.gap_max_s:g} s",
+            f"{len(verdict.gaps)}: p50 {report.gap_p50_s:g} s, p99 {report.gap_p99_s:g} s, max {report.gap_max_s:g} s"
+            f" ({len(gaps_of(verdict.gaps)[1])} of controllers apart)",
         ),
     ]
     if verdict.acked_leader:
@@ -200,3 +217,50 @@ def as_svg(report: Report) -> str:
     ticks = range(0, len(seconds), max(1, len(seconds) // 10))
     parts += [f'<text x="{x(at)}" y="{_HEIGHT - 12}" font-size="11">{at} s</text>' for at in ticks]
     return "\n".join([*parts, "</svg>", ""])
+
+
+# -- several runs ----------------------------------------------------------------------------------------------------
+
+
+def as_markdown(runs: Iterable[dict[str, Any]]) -> str:
+    """One line per scenario, from what `as_json` gave."""
+    by_name: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for run in runs:
+        by_name.setdefault((run["row"], run["scenario"]), []).append(run)
+    lines = [
+        "| row | scenario | runs (seeds) | seconds | faults | acknowledged | by one replica | unknown | anomalies"
+        " | gap p50 / p99 / max, s | where Raft was led, s |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for (row, name), some in sorted(by_name.items()):
+        verdicts = [run["verdict"] for run in some]
+        plain, of_controllers = gaps_of(Gap(*gap) for verdict in verdicts for gap in verdict["gaps"])
+        named: dict[str, int] = {}
+        for run in some:
+            for anomaly, count in run["anomalies"].items():
+                named[anomaly] = named.get(anomaly, 0) + count
+        cells = [
+            row,
+            f"`{name}`",
+            f"{len(some)} ({', '.join(str(run['seed']) for run in some)})",
+            round(sum(run["seconds"] for run in some)),
+            sum(run["faults"] for run in some),
+            sum(verdict["acked"] for verdict in verdicts),
+            sum(verdict["acked_single"] for verdict in verdicts),
+            sum(verdict["unknown"] + verdict["failed"] for verdict in verdicts),
+            ", ".join(f"{anomaly} {count}" for anomaly, count in sorted(named.items())) or "0",
+            _spread(plain),
+            _spread(of_controllers),
+        ]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def _spread(gaps: list[float]) -> str:
+    if not gaps:
+        return ""
+    return f"{quantile(gaps, 0.5):.2f} / {quantile(gaps, 0.99):.2f} / {max(gaps):.2f} ({len(gaps)})"
+
+
+if __name__ == "__main__":
+    print(as_markdown(json.loads(Path(name).read_text()) for name in sys.argv[1:]))

@@ -51,7 +51,7 @@ class Run:
         self.errors: dict[str, int] = {}
         self._say = say
         self._rng = random.Random(seed)
-        self._topics = [topic for topic in ("w1", "w4") if topic in spec.workloads]
+        self._topics: list[str] = [topic for topic in ("w1", "w4") if topic in spec.workloads]
         if unknown := [step.fault for step in spec.steps if not hasattr(Faults, step.fault)]:
             raise scenario.ScenarioError(f"{name}: no fault is called {unknown[0]!r}")
 

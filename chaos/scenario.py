@@ -6,7 +6,8 @@ workloads  w1, w4, w5
 order      cycle: the steps one after the other; random: any of them, by the seed
 [[steps]]  fault (a method of Faults), hold_s and rest_s [least, most]: how long it lasts, and how long after it
            nothing happens; weight, for a random order; arguments, for the fault
-[targets]  gap_p50_s, gap_p99_s, gap_max_s: seconds; unknown_max: sends without a certain end
+[targets]  gap_p50_s, gap_p99_s, gap_max_s: seconds; gap_controller_p99_s: the same where the victim led Raft, which the others
+               then leave out; unknown_max: sends that were not acknowledged in the end
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Targets(Struct, frozen=True, forbid_unknown_fields=True):
     gap_p50_s: Seconds | None = None
     gap_p99_s: Seconds | None = None
     gap_max_s: Seconds | None = None
+    gap_controller_p99_s: Seconds | None = None
     unknown_max: Annotated[int, Meta(ge=0)] | None = None
 
 

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 from chaos.history import FAIL, INFO, INVOKE, OK, Recorder
 from zmqueue import Admin, Consumer, Producer, TopicPartition
@@ -161,10 +162,10 @@ class Workload:
                 if self._stop.wait(CHURN_S):
                     return
                 name = f"churn-{n}"
-                self._topic(p, name, "create", lambda name=name: admin.create_topic(name, 3, 2))
+                self._topic(p, name, "create", partial(admin.create_topic, name, 3, 2))
                 if n >= 3 and n % 4:
                     old = f"churn-{n - 3}"
-                    self._topic(p, old, "delete", lambda old=old: admin.delete_topic(old))
+                    self._topic(p, old, "delete", partial(admin.delete_topic, old))
 
     def _topic(self, p: int, name: str, what: str, do: Callable[[], object]) -> None:
         self.recorder.add(p, INVOKE, "topic", k=name, x=what)

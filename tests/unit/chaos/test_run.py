@@ -86,6 +86,21 @@ def test_anomalies_that_no_history_shows_count_as_well() -> None:
     assert json.loads(json.dumps(report.as_json(made)))["anomalies"] == {"CRASH": 2}
 
 
+def test_gaps_of_brokers_that_led_raft_count_apart() -> None:
+    spec = Scenario("x", 1, [Step("kill_all")], targets=Targets(gap_p99_s=1.0, gap_controller_p99_s=3.0))
+    gaps = [Gap("kill leader 1", 1.0, "t-0", 0.5, True), Gap("kill leader 2 (controller)", 2.0, "t-0", 2.5, True)]
+    assert report.make(spec, "x", 3, 4.0, Verdict(gaps=gaps), {}, {}, Timeline()).on_time
+
+
+def test_runs_of_one_scenario_share_a_line_of_the_table() -> None:
+    runs = [report.as_json(some_report()), report.as_json(some_report(CRASH=1))]
+    *_, line = report.as_markdown(runs).splitlines()
+    assert "| 2 (3, 3) |" in line
+    assert "| CRASH 1 |" in line
+    assert "0.50 / 2.50" not in line
+    assert "2.50 / 2.50 / 2.50 (4)" in line
+
+
 def test_the_strip_shows_throughput_and_faults_in_the_same_columns() -> None:
     bars, faults = report.strip(some_report().timeline).splitlines()
     assert bars.startswith("  acks/s  █ ██")
