@@ -1,13 +1,15 @@
 """Scenarios as files: `chaos/scenarios/NAME.toml`. Everything has a default but what makes it a scenario: its steps.
 
-about      one line
-row        of the table of faults that it covers
-workloads  w1, w4, w5
-order      cycle: the steps one after the other; random: any of them, by the seed
-[[steps]]  fault (a method of Faults), hold_s and rest_s [least, most]: how long it lasts, and how long after it
-           nothing happens; weight, for a random order; arguments, for the fault
-[targets]  gap_p50_s, gap_p99_s, gap_max_s: seconds; gap_controller_p99_s: the same where the victim led Raft, which the others
-               then leave out; unknown_max: sends that were not acknowledged in the end
+about            one line
+row              of the table of faults that it covers
+workloads        w1, w4, w5
+order            cycle: the steps one after the other; random: any of them, by the seed
+fsync_delay_ms   every sync takes this much longer, so that more is written and not synced when power is cut
+proxied          links between brokers go through a proxy, which can cut them
+[[steps]]        fault (a method of Faults), hold_s and rest_s [least, most]: how long it lasts, and how long after it
+                 nothing happens; weight, for a random order; arguments, for the fault
+[targets]        gap_p50_s, gap_p99_s, gap_max_s: seconds without an acknowledgement; gap_controller_p99_s: where the
+                 victim led Raft, which the others leave out; unknown_max: sends not acknowledged in the end
 """
 
 from __future__ import annotations
