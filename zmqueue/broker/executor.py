@@ -23,6 +23,8 @@ from zmqueue.model import PartitionKey
 
 _logger = logging.getLogger(__name__)
 
+OPEN_RETRY_MS = 1_000
+
 Follow = list[e.Effect] | None
 
 
@@ -46,6 +48,8 @@ class Executor:
         self._on_registered = on_registered
         self._failed: set[PartitionKey] = set()  # partitions whose append failed in the present step
         self._dirty: dict[PartitionKey, PartitionLog] = {}
+        self._unopened: dict[PartitionKey, e.OpenLog] = {}  # for want of room on the disk
+        self._open_ms = 0
         self._table: dict[type[e.Effect], Callable[[Any], Follow]] = {
             e.Append: self._append,
             e.Publish: self._publish,
@@ -93,6 +97,8 @@ class Executor:
             for key, log in self._dirty.items():
                 self._logs.flusher.submit(key, log)
             self._dirty.clear()
+        if self._unopened:
+            self._open_again()
         self._peers.send_acks(self._node.epoch)
 
     def on_flushed(self) -> None:
@@ -145,10 +151,24 @@ class Executor:
         return self._node.on_truncated(key, log.log_start, log.log_end, epochs, producers, self._clock())
 
     def _open_log(self, effect: e.OpenLog) -> Follow:
-        log = self._logs.open(effect.key, effect.storage)
+        try:
+            log = self._logs.open(effect.key, effect.storage)
+        except StorageFull as error:
+            # Until there is room this broker has no such replica, which the others see as one that is behind.
+            if effect.key not in self._unopened:
+                _logger.error("partition %s: %s", effect.key, error)
+            self._unopened[effect.key] = effect
+            self._open_ms = self._clock() + OPEN_RETRY_MS
+            return None
         return self._node.on_opened(effect.key, view(log), self._clock())
 
+    def _open_again(self) -> None:
+        if self._clock() >= self._open_ms:
+            waiting, self._unopened = self._unopened, {}
+            self.run(list(waiting.values()))
+
     def _close_log(self, effect: e.CloseLog) -> Follow:
+        self._unopened.pop(effect.key, None)
         self._dirty.pop(effect.key, None)
         self._logs.remove(effect.key)
         return None

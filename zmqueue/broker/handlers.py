@@ -58,6 +58,7 @@ class Handlers:
         config: Config,
         storage: str,
         status: Callable[[], m.StatusResponse],
+        low_disk: Callable[[], bool],
         run: Callable[[list[Effect]], None],
         clock: Callable[[], int],
     ) -> None:
@@ -68,6 +69,7 @@ class Handlers:
         self._config = config
         self._storage = storage
         self._status = status
+        self._low_disk = low_disk
         self._run = run
         self._clock = clock
         self._socket: Socket | None = None
@@ -289,6 +291,8 @@ class Handlers:
     def _create_topic(self, token: Token, request: m.CreateTopicRequest, raw: Frames) -> None:
         check_topic_name(request.name)
         topic_config.check(request.config)
+        if self._low_disk():
+            raise errors.StorageFull("the disk is nearly full: no topics are created until there is room")
         defaults, state = self._config.topics, self._node.state
         partitions = defaults.default_partitions if request.partitions is None else request.partitions
         if not 1 <= partitions <= defaults.partitions_max - sum(len(t.partitions) for t in state.topics.values()):

@@ -78,7 +78,14 @@ class Broker:
             self.node.adopt_log(key, log)
         self._executor = Executor(self.node, self._logs, now_ms, self._propose, self._on_registered)
         self._handlers = Handlers(
-            self.node, self._logs, config, cluster.storage, self._status, self._executor.run, now_ms
+            self.node,
+            self._logs,
+            config,
+            cluster.storage,
+            self._status,
+            lambda: self._raft.low_disk,
+            self._executor.run,
+            now_ms,
         )
         frame_bytes_max = config.log.batch_bytes_max + FRAME_OVERHEAD_BYTES
         socket = self._transport.router(me.host, me.client, self._handlers.on_ready, frame_bytes_max=frame_bytes_max)
