@@ -1,6 +1,6 @@
 """One simulated broker: the production node, executor, partition logs and data folder, around a simulated machine.
 
-It is the twin of `zmqueue.broker.server.Broker`. Only what that class gets from the operating system is replaced: sockets
+It is the twin of `zmqueue.broker.server.Broker`. Only what that class gets from outside is replaced: sockets
 by `Network`, Raft by `SimRaft`, the flush thread by `SimFlusher`, files by `Disk`, time by the world's clock. A turn is
 one event, what is due by time, and the end of the turn, in the order of the real loop.
 
@@ -239,7 +239,8 @@ class SimExecutor(Executor):
 
     def _open_log(self, effect: e.OpenLog) -> Follow:
         follow = super()._open_log(effect)
-        self.broker.mirror(effect.key)
+        if self.broker.logs.get(effect.key) is not None:
+            self.broker.mirror(effect.key)
         return follow
 
     def _close_log(self, effect: e.CloseLog) -> Follow:
@@ -380,9 +381,10 @@ class SimBroker:
                 executor.on_flushed()
             node, now = self.node, self.world.now + self.skew_ms
             # Most turns have nothing due, and nothing to hand over: the calls would do nothing.
-            if now - node._last_tick_ms >= TICK_MS or node._wishes or not node._proposer.is_idle:
+            due = now - node._last_tick_ms >= TICK_MS or node._wishes or not node._proposer.is_idle
+            if due:
                 executor.run(node.step(now))
-            if executor._dirty or self.peers._acks:
+            if due or executor._dirty or self.peers._acks:
                 executor.end_turn()
         except Crashed:
             self.world.died(self, self.power_after_crash)

@@ -137,7 +137,7 @@ class SimFile(OpenFile):
             disk.operation()
         if disk.broken:
             disk.broken = False
-            self._inode.cut_power(disk.chance)  # the kernel drops the pages that it could not write
+            disk.damaged.append(self._inode)
             raise StorageFailed(f"{self.path}: fsync failed: Input/output error")
         self._inode.sync()
 
@@ -160,6 +160,7 @@ class Disk:
         self.full = False
         self.full_once = False  # only the next append fails
         self.broken = False  # the next sync fails
+        self.damaged: list[Inode] = []  # files with pages that could not be written
         self.crash_in = 0  # operations until the process ends; 0: it does not
         self._root = Folder()
 
@@ -172,6 +173,12 @@ class Disk:
 
     def cut_power(self) -> None:
         self._root.cut_power(self.chance)
+
+    def drop_damaged(self) -> None:
+        """The process has ended, and what could not be written is dropped from memory too."""
+        for inode in self.damaged:
+            inode.cut_power(self.chance)
+        self.damaged.clear()
 
     def wipe(self) -> None:
         self._root = Folder()

@@ -1,4 +1,4 @@
-"""Messages between brokers: lost, doubled, late, out of order. Only what one broker publishes to one other stays in order.
+"""Messages between brokers: lost, doubled, late, out of order. What one publishes to one other stays in order.
 
 A message to a broker that has been restarted meanwhile reaches the new process, as with queued sockets; an answer
 reaches only the process that asked. A cut between two brokers loses most of what is sent across it; some of it arrives

@@ -80,7 +80,9 @@ class SimRaft:
             if random() < 0.7:
                 broker.later(5 + int(random() * 100), broker.on_unsure, data)
             return
-        world.at(1 + int(random() * 6), None, None, self._commit, (broker, broker.life, data, self.term, luck > 2 * trouble))
+        world.at(
+            1 + int(random() * 6), None, None, self._commit, (broker, broker.life, data, self.term, luck > 2 * trouble)
+        )
         if luck > 1 - trouble:
             world.at(int(random() * 800), None, None, self._commit, (broker, broker.life, data, self.term, True))
 

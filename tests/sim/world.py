@@ -1,14 +1,14 @@
 """One schedule: a virtual clock, a heap of events, five brokers, clients and faults. One thread, one seed, one result.
 
-A run has three parts. The cluster starts and makes its topics, undisturbed. Then load and faults. Then everything heals,
-and the cluster has to become whole: every replica in sync with the same records, every producer answered.
+A run has three parts. The cluster starts and makes its topics, undisturbed. Then load and faults. Then all heals, and
+the cluster has to become whole: every replica in sync with the same records, every producer answered.
 
-Budget: the promise is that an acknowledged record is lost only if every replica that acknowledged it loses its disk. So a
-fault that costs a disk (a wiped or rolled-back folder, a power cut where syncs do not precede acknowledgements, any end
-of a process that holds a memory topic) happens only while another complete replica of each partition runs. Everything
-else happens at any time, to any number of brokers.
+Budget: an acknowledged record may be lost only if every replica that acknowledged it loses its disk. So a fault that
+costs a disk (a wiped or rolled-back folder, a power cut where syncs follow acknowledgements, any end of a process
+that holds a memory topic) happens only while another complete replica of each partition runs. Everything else happens
+at any time, to any number of brokers.
 
-With min.insync.replicas 1 that is not enough to keep a partition available: a broker without its disk is in the ISR until
+With min.insync.replicas 1 that does not keep every partition available: a broker without its disk is in the ISR until
 the cluster notices, and if the other replica restarts just then, the ISR holds nobody but the one that lost everything.
 Such a partition waits for an operator, as promised; it counts as offline and need not become whole.
 """
@@ -127,7 +127,12 @@ class World:
     # -- the clock
 
     def at(
-        self, delay_ms: int, broker: SimBroker | None, life: int | None, handle: Callable[..., None], args: tuple[Any, ...]
+        self,
+        delay_ms: int,
+        broker: SimBroker | None,
+        life: int | None,
+        handle: Callable[..., None],
+        args: tuple[Any, ...],
     ) -> None:
         """An event; at a broker, if one is given, and only in that life of it, if one is given."""
         self._number += 1
@@ -204,6 +209,7 @@ class World:
         broker.alive = False
         broker.paused = False
         broker.disk.crash_in = 0
+        broker.disk.drop_damaged()
         if power:
             broker.boot += 1
             broker.disk.cut_power()
@@ -312,7 +318,8 @@ def _short(value: object) -> str:
             value = f"{len(value)} bytes"
     elif isinstance(value, Batch):
         header = value.header
-        return f"[{header.producer_id}/{header.base_sequence}+{header.record_count} @{header.base_offset} e{header.leader_epoch}]"
+        records = f"{header.producer_id}/{header.base_sequence}+{header.record_count}"
+        return f"[{records} @{header.base_offset} e{header.leader_epoch}]"
     elif isinstance(value, list) and value and isinstance(value[0], Batch):
         return "".join(_short(batch) for batch in value)
     elif isinstance(value, tuple) and not isinstance(value, PartitionKey):
