@@ -19,6 +19,7 @@ from zmqueue.cli.options import Choices, Failed, bootstrap_option, output_option
 
 IN_FLIGHT_MAX = 10_000
 INTERRUPTED_S_MAX = 2.0
+TOPIC_WAIT_S = 3.0
 LINE_BYTES_MAX = 64 * 1024 * 1024
 
 
@@ -95,6 +96,8 @@ def produce(
         # Lines of stdin may come by the million: a short wait lets them share batches.
         linger_ms=0 if values else 5,
     ) as producer:
+        # A mistyped name is told at once; a topic just made by another command has this long to be known everywhere.
+        producer.partitions_for(topic, timeout=TOPIC_WAIT_S)
         printer = Printer(choices, topic)
         try:
             for record in records:

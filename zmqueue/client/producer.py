@@ -360,18 +360,19 @@ class Producer:
                 self._topics[name] = lanes
         return lanes
 
-    def _find_view(self, name: str) -> TopicView:
+    def _find_view(self, name: str, timeout_s: float | None = None) -> TopicView:
         check_topic_name(name, internal=True)
         self._router.watch([name])
-        view = self._router.wait_for(lambda: self._router.metadata.topics.get(name), self._max_block_s)
+        limit_s = self._max_block_s if timeout_s is None else timeout_s
+        view = self._router.wait_for(lambda: self._router.metadata.topics.get(name), limit_s)
         if view is None:
-            raise UnknownTopicOrPartition(f"no topic {name!r} appeared within max_block_ms")
+            raise UnknownTopicOrPartition(f"no topic {name!r} (looked for {limit_s:g} s)")
         return view
 
-    def partitions_for(self, topic: str) -> set[int]:
-        """The numbers of a topic's partitions."""
+    def partitions_for(self, topic: str, timeout: float | None = None) -> set[int]:
+        """The numbers of a topic's partitions. Waits for an unknown topic to appear: `timeout` s, or max_block_ms."""
         self._network.check()
-        return set(self._find_view(topic).partitions)
+        return set(self._find_view(topic, timeout).partitions)
 
     def flush(self, timeout: float | None = None) -> None:
         """Send everything now and wait until it is settled, well or not (the futures tell)."""

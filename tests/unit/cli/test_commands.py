@@ -423,6 +423,11 @@ def producer(monkeypatch) -> Any:
         def __init__(self, **settings: Any) -> None:
             Producer.settings = settings
 
+        def partitions_for(self, topic: str, timeout: float) -> set[int]:
+            if topic == "nosuch":
+                raise UnknownTopicOrPartition(f"no topic {topic!r}")
+            return {4}
+
         def send(self, topic: str, **record: Any) -> Future:
             self.sent.append(record)
             count = len(self.sent)
@@ -455,6 +460,12 @@ def test_produce_takes_one_record_per_line_of_stdin_byte_for_byte(producer):
     result = run("produce", "t", stdin=b"\xff\x00\n\nlast without newline")
     assert result.stdout == "4 100\n4 101\n4 102\n"
     assert sent(producer) == [(None, b"\xff\x00"), (None, b""), (None, b"last without newline")]
+
+
+def test_produce_to_no_topic_is_not_found_before_anything_is_read(producer):
+    result = run("produce", "nosuch", stdin=b"v\n")
+    assert result.exit_code == 3
+    assert not producer.sent
 
 
 def test_produce_splits_lines_into_key_and_value(producer):
