@@ -2,7 +2,8 @@
 
     ROOT/node-N/cluster.json, secret    what broker N knows of the cluster: behind a proxy, each knows other ports
     ROOT/node-N/broker-N/               its data folder
-    ROOT/node-N/ledger, delay, boot-id  what it has synced; how long a sync takes; the boot that it believes in
+    ROOT/hooks-N/ledger, delay, boot-id what it has synced; how long a sync takes; the boot that it believes in
+    ROOT/broker-N.log                   what it said
 
 There is no supervisor: whoever kills a broker starts it again. A broker that ends by itself is noted in `crashes`, and
 started again by `revive`. Processes are children of this one and die with it, also when it is killed (`setpriv
@@ -114,6 +115,13 @@ class Cluster:
     def folder(self, broker: int) -> Path:
         return self.node(broker) / f"broker-{broker}"
 
+    def hooks(self, broker: int) -> Path:
+        """Apart from the data: a full disk must not keep the harness from writing."""
+        return self.root / f"hooks-{broker}"
+
+    def change_boot_id(self, broker: int) -> None:
+        (self.hooks(broker) / "boot-id").write_text(f"{uuid.uuid4()}\n")
+
     def _create(self, offset: int, tmpfs_mib: int) -> ClusterFile:
         made = self.root / "made"
         made.mkdir(parents=True)
@@ -127,7 +135,8 @@ class Cluster:
             for name in (CLUSTER_FILE, SECRET_FILE):
                 shutil.copy2(made / name, node / name)
             shutil.copytree(made / f"broker-{broker}", self.folder(broker))
-            (node / "boot-id").write_text(f"{uuid.uuid4()}\n")
+            self.hooks(broker).mkdir()
+            self.change_boot_id(broker)
         shutil.rmtree(made)
         return cluster
 
@@ -160,12 +169,12 @@ class Cluster:
     def start(self, broker: int) -> None:
         if self.is_running(broker):
             return
-        node = self.node(broker)
+        node, hooks = self.node(broker), self.hooks(broker)
         env = {key: value for key, value in os.environ.items() if not key.startswith(ENV_PREFIX)}
         env |= {variable_for(key): value for key, value in self._settings.items()}
-        env[LEDGER_VARIABLE] = str(node / "ledger")
-        env[DELAY_VARIABLE] = str(node / "delay")
-        env[BOOT_ID_VARIABLE] = str(node / "boot-id")
+        env[LEDGER_VARIABLE] = str(hooks / "ledger")
+        env[DELAY_VARIABLE] = str(hooks / "delay")
+        env[BOOT_ID_VARIABLE] = str(hooks / "boot-id")
         env["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
         command = [sys.executable, "-m", "zmqueue.broker", "--id", str(broker), "--data-dir", str(node)]
         if tied := shutil.which("setpriv"):
@@ -233,9 +242,9 @@ class Cluster:
 
     def delay_fsync(self, broker: int, delay_ms: int) -> None:
         """Replaced as a whole: the broker reads it before every sync."""
-        fresh = self.node(broker) / "delay.new"
+        fresh = self.hooks(broker) / "delay.new"
         fresh.write_text(str(delay_ms))
-        fresh.replace(self.node(broker) / "delay")
+        fresh.replace(self.hooks(broker) / "delay")
 
     def close(self) -> None:
         for child in self._children.values():

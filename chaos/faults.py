@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import random
 import time
-import uuid
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -285,9 +284,8 @@ class Faults:
         self._cut(broker)
 
     def _cut(self, broker: int) -> int:
-        node = self.cluster.node(broker)
-        (node / "boot-id").write_text(f"{uuid.uuid4()}\n")
-        return disk.cut_power(self.cluster.folder(broker), node / "ledger", self.rng)
+        self.cluster.change_boot_id(broker)
+        return disk.cut_power(self.cluster.folder(broker), self.cluster.hooks(broker) / "ledger", self.rng)
 
     # -- links (needs the proxy) -----------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ Say = Callable[[str], None]
 
 LOAD_S = 2.0  # of load before the first fault
 HEAL_S_MAX = 90.0
+OFFLINE_S = 3.0  # in which a partition that must not have a leader is given time to get one
 
 
 class Run:
@@ -47,7 +48,7 @@ class Run:
         self.folder = folder
         self.history = folder / "history.jsonl"
         self.injected: list[Injected] = []
-        self.problems: dict[str, list[str]] = {"CRASH": [], "NOT-HEALED": [], "CLIENT": []}
+        self.problems: dict[str, list[str]] = {"CRASH": [], "NOT-HEALED": [], "CLIENT": [], "UNCLEAN-LEADER": []}
         self.errors: dict[str, int] = {}
         self._say = say
         self._rng = random.Random(seed)
@@ -77,10 +78,12 @@ class Run:
             load = self._load(recorder, cluster)
             try:
                 self._break(recorder, faults)
-                self._heal(cluster, faults)
+                if not spec.ends_offline:
+                    self._heal(cluster, faults)
                 load.stop()
-                self._read(recorder, cluster)
-                self._dump_replicas(recorder, cluster)
+                if not spec.ends_offline:
+                    self._read(recorder, cluster)
+                    self._dump_replicas(recorder, cluster)
             except NotHealed as error:
                 self._problem("NOT-HEALED", str(error))
             except RuntimeError as error:
@@ -127,6 +130,9 @@ class Run:
             hit.undo()
             ended = recorder.add(HARNESS, OK, "fault", x=hit.text)
             self.injected.append(Injected(hit.text, began, ended))
+            if self.spec.ends_offline:
+                self._check_offline(faults.cluster)
+                return
             faults.cluster.await_whole(self._topics, HEAL_S_MAX)
             whole = recorder.now()
             time.sleep(self._rng.uniform(*step.rest_s))
@@ -134,6 +140,17 @@ class Run:
                 f"{began:7.1f} s  {hit.text}; {ended - began:.1f} s, whole {whole - ended:.1f} s later,"
                 f" {recorder.acked - acked} records acknowledged"
             )
+
+    def _check_offline(self, cluster: Cluster) -> None:
+        cluster.await_whole([], HEAL_S_MAX)
+        time.sleep(OFFLINE_S)
+        for topic in self._topics:
+            partitions = cluster.describe(topic).partitions
+            for partition in partitions:
+                if partition.leader >= 0:
+                    name = workload.key(topic, partition.partition)
+                    self._problem("UNCLEAN-LEADER", f"{name} is led by {partition.leader}")
+            self._say(f"{topic}: {sum(p.leader < 0 for p in partitions)} of {len(partitions)} partitions are offline")
 
     def _choose(self, nth: int) -> Step:
         steps = self.spec.steps
@@ -189,7 +206,8 @@ def main(arguments: list[str] | None = None) -> int:
     if not 0 < options.seconds <= 86_400:
         parser.error("--seconds is out of range")
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 31)
-    folder = Path(tempfile.mkdtemp(prefix="zmqueue-chaos-", dir=options.folder))
+    # Resolved: the ledger names files by where they really are.
+    folder = Path(tempfile.mkdtemp(prefix="zmqueue-chaos-", dir=options.folder)).resolve()
     try:
         run = Run(Path(options.scenario).stem, scenario.load(options.scenario), seed, options.seconds, folder, _say)
     except scenario.ScenarioError as error:

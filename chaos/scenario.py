@@ -5,6 +5,7 @@ row              of the table of faults that it covers
 workloads        w1, w4, w5
 order            cycle: the steps one after the other; random: any of them, by the seed
 fsync_delay_ms   every sync takes this much longer, so that more is written and not synced when power is cut
+ends_offline     the first fault leaves every partition without a replica to believe: it must stay without a leader
 proxied          links between brokers go through a proxy, which can cut them
 [[steps]]        fault (a method of Faults), hold_s and rest_s [least, most]: how long it lasts, and how long after it
                  nothing happens; weight, for a random order; arguments, for the fault
@@ -59,6 +60,7 @@ class Scenario(Struct, frozen=True, forbid_unknown_fields=True):
     producers: Count = 2
     consumers: Count = 2
     proxied: bool = False
+    ends_offline: bool = False
     tmpfs_mib: int = 0
     fsync_delay_ms: Annotated[int, Meta(ge=0, le=10_000)] = 0  # of every broker, all the time
     lag_s_max: Seconds = 40.0
