@@ -266,8 +266,13 @@ class Cluster:
     @property
     def admin(self) -> Admin:
         if self._admin is None:
-            self._admin = Admin(bootstrap_servers=self.bootstrap, request_timeout_ms=5_000)
+            # Short, as answers are asked for again and again, and some brokers are not there to give one.
+            self._admin = Admin(bootstrap_servers=self.bootstrap, request_timeout_ms=2_000)
         return self._admin
+
+    def create_topic(self, name: str, partitions: int, replication: int) -> None:
+        with Admin(bootstrap_servers=self.bootstrap, request_timeout_ms=30_000) as admin:
+            admin.create_topic(name, partitions, replication)
 
     def controller(self) -> int:
         return int(self.ask(lambda: self.admin.describe_cluster().controller_id))

@@ -65,7 +65,7 @@ class Run:
             ) as cluster,
         ):
             for topic in self._topics:
-                cluster.admin.create_topic(topic, spec.partitions, spec.replication)
+                cluster.create_topic(topic, spec.partitions, spec.replication)
             cluster.await_whole(self._topics)
             faults = Faults(
                 cluster,

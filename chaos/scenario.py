@@ -34,8 +34,8 @@ class ScenarioError(Exception):
 
 class Step(Struct, frozen=True, forbid_unknown_fields=True):
     fault: str
-    hold_s: tuple[Seconds, Seconds] = (1.0, 2.0)
-    rest_s: tuple[Seconds, Seconds] = (1.0, 2.0)
+    hold_s: tuple[Seconds, Seconds] = (0.5, 2.0)
+    rest_s: tuple[Seconds, Seconds] = (0.3, 1.0)
     weight: Count = 1
     arguments: dict[str, Any] = {}
 
