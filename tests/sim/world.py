@@ -37,6 +37,7 @@ from zmqueue.core import commands as c
 from zmqueue.core import metadata, placement
 from zmqueue.core.cluster import Applied
 from zmqueue.errors import ZmqueueError
+from zmqueue.log.flusher import Flushed
 from zmqueue.model import PartitionKey
 from zmqueue.wire.batch import Batch
 
@@ -184,7 +185,7 @@ class World:
             again = "again " if applied.duplicate else ""
             self.note(None, "committed", f"{again}{_short(applied.envelope)} -> {_short(applied.outcome)}")
             for key in applied.partitions:
-                self.note(None, "becomes", f"{key} {self.raft.truth.partition(key)}")
+                self.trace.append(f"{self.now:6d} {'':9} -- becomes {key} {self.raft.truth.partition(key)}")
         self.checker.on_committed(applied)
 
     # -- brokers
@@ -320,8 +321,10 @@ def _short(value: object) -> str:
         header = value.header
         records = f"{header.producer_id}/{header.base_sequence}+{header.record_count}"
         return f"[{records} @{header.base_offset} e{header.leader_epoch}]"
-    elif isinstance(value, list) and value and isinstance(value[0], Batch):
-        return "".join(_short(batch) for batch in value)
+    elif isinstance(value, Flushed):
+        return f"{value.key} to {value.ticket.end}"
+    elif isinstance(value, list) and value and isinstance(value[0], Batch | Flushed):
+        return " ".join(_short(part) for part in value)
     elif isinstance(value, tuple) and not isinstance(value, PartitionKey):
         return "(" + ", ".join(_short(part) for part in value) + ")"
     text = repr(value)
