@@ -128,6 +128,18 @@ def cut_power(folder: Path, ledger: Path, rng: random.Random) -> int:
     return lost
 
 
+def shorten(folder: Path, rng: random.Random) -> int:
+    """Every segment loses some of its end, synced or not. Returns the bytes that were lost."""
+    lost = 0
+    for path in segments(folder):
+        size = path.stat().st_size
+        cut = rng.randint(1, min(size, 2 * ZERO_BYTES))
+        with path.open("r+b") as file:
+            file.truncate(size - cut)
+        lost += cut
+    return lost
+
+
 # -- what is there at the end ----------------------------------------------------------------------------------------
 
 

@@ -279,6 +279,14 @@ class Faults:
             self._recorder.add(HARNESS, OK, "era")
         return Hit(f"power cut: {lost} unsynced bytes lost", keys, lambda: self._start_all(keys))
 
+    def lying_disks(self) -> Hit:
+        """All five lose bytes that were synced, and none can know. Nothing survives this: the judge must see it."""
+        keys = self._all_keys()
+        self._begin("lying disks", [])
+        self.cluster.kill(*range(self.cluster.brokers))
+        lost = sum(disk.shorten(self.cluster.folder(broker), self.rng) for broker in range(self.cluster.brokers))
+        return Hit(f"lying disks: {lost} synced bytes lost", keys, lambda: self._start_all(keys))
+
     def _power_off(self, broker: int) -> None:
         self.cluster.kill(broker)
         self._cut(broker)

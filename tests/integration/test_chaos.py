@@ -57,6 +57,14 @@ def test_killed_leaders_show_no_anomaly(tmp_path: Path) -> None:
     assert report["verdict"]["gaps"]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_loss_that_no_broker_can_know_of_is_found(tmp_path: Path) -> None:
+    code, report, _ = chaos(tmp_path, "lying-disks", "--seconds", "3", "--seed", "7")
+    assert "LOST-WRITE" in report["anomalies"]
+    assert code == 1
+
+
 def test_the_plain_script_kills_and_starts_brokers_of_a_running_cluster(tmp_path: Path) -> None:
     with running_cluster(tmp_path / "data", brokers=3) as cluster:
         before = {broker["id"]: broker["pid"] for broker in cluster.json("status")["brokers"]}

@@ -79,6 +79,13 @@ def test_a_torn_tail_changes_the_end_of_one_segment(folder: Path) -> None:
         assert left[: len(whole) - 2 * disk.ZERO_BYTES] == whole[: len(whole) - 2 * disk.ZERO_BYTES]
 
 
+def test_a_lying_disk_loses_the_end_of_every_segment(folder: Path) -> None:
+    whole = segment(folder).read_bytes()
+    lost = disk.shorten(folder, random.Random(1))
+    assert lost > 0
+    assert segment(folder).read_bytes() == whole[:-lost]
+
+
 def test_flips_spare_the_raft_folder_unless_it_is_named(folder: Path) -> None:
     disk.flip(folder, random.Random(1), 100)
     assert (folder / "raft" / "journal").read_bytes() == b"journal"
