@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.sim.mutations import DIRECTED
+from tests.sim.mutations import DIRECTED, MUTATIONS
 from tests.sim.runner import Measured, Total
 
 
@@ -35,6 +35,21 @@ def mutations_table(rows: Sequence[Measured]) -> str:
         what = row.name.replace("-", " ")
         lines.append(f"| {row.rule} | {what} | {row.found} / {row.schedules:,} | {names} |")
     return "\n".join(lines)
+
+
+def merge(path: Path, rows: Sequence[Measured]) -> None:
+    """Put these rows into the page's table, and keep those of mutations that were not measured this time."""
+    fresh = mutations_table(rows).splitlines()
+    lines = {_what(line): line for line in path.read_text().splitlines() if _what(line)}
+    lines |= {_what(line): line for line in fresh[2:]}
+    known = [name.replace("-", " ") for name in MUTATIONS]
+    write(path, "mutations", "\n".join([*fresh[:2], *(lines[what] for what in known if what in lines)]))
+
+
+def _what(line: str) -> str:
+    """What a row of the mutations' table takes out; nothing for other lines."""
+    cells = line.split(" | ")
+    return cells[1] if len(cells) == 4 and " / " in cells[2] else ""
 
 
 def write(path: Path, name: str, text: str) -> None:
