@@ -37,6 +37,7 @@ from zmqueue.core import commands as c
 from zmqueue.core import metadata, placement
 from zmqueue.core.cluster import Applied
 from zmqueue.errors import ZmqueueError
+from zmqueue.log import session
 from zmqueue.log.flusher import Flushed
 from zmqueue.model import PartitionKey
 from zmqueue.wire.batch import Batch
@@ -48,6 +49,7 @@ LOOK_MS = 150  # between two looks whether the cluster is whole
 _decoded: dict[bytes, c.Envelope] = {}
 _decode = c.decode
 _Ring = placement.Ring
+_boot_id = session._boot_id
 
 
 def _decode_once(data: bytes) -> c.Envelope:
@@ -345,6 +347,7 @@ def run(plan: plans.Plan, tracing: bool = False) -> Result:
     finally:
         logging.disable(level)
         c.decode = _decode
+        session._boot_id = _boot_id
         placement.Ring = _Ring  # type: ignore[misc]
         ReplicationConfig.scaled = _scaled  # type: ignore[method-assign]
 
