@@ -319,6 +319,8 @@ class Node:
             response = ReplicaFetchResponse(*key, fetch.fetch_id, fetch.leader_epoch, code)
             return [AnswerFetch(token, response)]
         self._active[key] = None
+        # Whoever fetches is behind. Should its last acknowledgement be lost, a beacon is what makes it repeat that.
+        self._news[key] = None
         return self._settle(replica.on_follower_fetch(token, fetch, now_ms))
 
     def on_fetched(self, response: ReplicaFetchResponse, batches: list[Batch], now_ms: int) -> list[Effect]:
