@@ -50,6 +50,7 @@ _decoded: dict[bytes, c.Envelope] = {}
 _decode = c.decode
 _Ring = placement.Ring
 _boot_id = session._boot_id
+_secrets = session.secrets
 
 
 def _decode_once(data: bytes) -> c.Envelope:
@@ -348,6 +349,7 @@ def run(plan: plans.Plan, tracing: bool = False) -> Result:
         logging.disable(level)
         c.decode = _decode
         session._boot_id = _boot_id
+        session.secrets = _secrets
         placement.Ring = _Ring  # type: ignore[misc]
         ReplicationConfig.scaled = _scaled  # type: ignore[method-assign]
 
