@@ -597,5 +597,12 @@ DIRECTED: dict[str, str] = {
     "flush-of-another-generation-counts": (
         "log/test_flusher.py::test_a_log_truncated_during_its_sync_is_not_durable_by_it"
     ),
+    "no-leader-epoch-start": (
+        "core/test_leader.py::test_a_follower_below_the_start_of_this_leaders_epoch_is_not_proposed"
+    ),
+    "no-lease": "core/test_leader.py::test_the_lease_is_checked_again_before_the_answer",
+    "late-registration-silences-the-broker": (
+        "core/test_metadata.py::test_a_late_registration_does_not_silence_the_present_life"
+    ),
     "unclean-session-not-told": ("log/test_session.py::test_a_power_cut_loses_what_was_acknowledged_before_its_sync"),
 }

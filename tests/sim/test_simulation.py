@@ -20,7 +20,7 @@ CHUNKS, SCHEDULES = 8, 100
 
 # Mistakes that were found here and corrected, each with a seed that fails when it is put back.
 FIXED = {
-    "snapshot-leaves-leaders-an-old-table": 1_001_929,
+    "snapshot-leaves-leaders-an-old-table": 132,
     "follower-that-waited-fenced-is-forgotten": 1_000_000,
     "new-log-is-not-synced": 1_000_505,
     "appends-behind-a-failed-one": 1_000_065,
