@@ -213,7 +213,8 @@ def main(arguments: list[str] | None = None) -> int:
     except scenario.ScenarioError as error:
         folder.rmdir()
         parser.error(str(error))
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):  # shells start background jobs with SIGINT ignored
+        signal.signal(number, _interrupt)
     keep = True
     try:
         _say(f"{run.name}, seed {seed}, in {folder}: {run.spec.about}")
