@@ -51,7 +51,7 @@ MESSAGES: dict[str, Struct] = {
     "PartitionInfo": _PARTITION,
     "TopicInfo": _TOPIC_INFO,
     "MetadataResponse": m.MetadataResponse("c1", 1, 300, [_BROKER], [_TOPIC_INFO]),
-    "CreateTopicRequest": m.CreateTopicRequest("events", 10, 2, {"storage": "memory"}),
+    "CreateTopicRequest": m.CreateTopicRequest("events", 10, 2, {"storage": "memory"}, bytes(range(16))),
     "CreateTopicRequest, defaults": m.CreateTopicRequest("events"),
     "CreateTopicResponse": m.CreateTopicResponse(TOPIC, 10, 2),
     "DeleteTopicRequest": m.DeleteTopicRequest("events"),

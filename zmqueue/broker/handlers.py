@@ -307,7 +307,7 @@ class Handlers:
         mode = topic_config.storage(request.config, self._storage)
         command = c.CreateTopic(
             name=request.name,
-            topic_id=secrets.token_bytes(16),
+            topic_id=request.topic_id or secrets.token_bytes(16),
             partitions=partitions,
             replication_factor=factor,
             min_insync_replicas=topic_config.min_insync_replicas(request.config, factor, mode),
@@ -332,7 +332,7 @@ class Handlers:
             else:
                 self._answer(token, m.Done())
 
-        self._submit(c.DeleteTopic(request.name), done)
+        self._submit(c.DeleteTopic(request.name, request.topic_id), done)
 
     def _producer_id(self, token: Token, request: m.ProducerIdRequest, raw: Frames) -> None:
         """Ids come from Raft in blocks, so that most producers start without waiting for it."""

@@ -8,6 +8,7 @@ earlier attempt of the same call may have done it.
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 import weakref
@@ -24,7 +25,6 @@ from zmqueue.errors import (
     ConfigError,
     LeaderNotAvailable,
     NoBrokersAvailable,
-    TopicExists,
     UnknownTopicOrPartition,
     ZmqueueError,
 )
@@ -115,25 +115,21 @@ class Admin:
                 raise ConfigError(f"{what}: {number} is below 1")
         settings = {str(key): str(value) for key, value in (config or {}).items()}
         deadline = time.monotonic() + self._timeout_s
-        request = messages.CreateTopicRequest(name, num_partitions, replication_factor, settings)
-        doubts: list[ZmqueueError] = []
-        try:
-            self._command(Operation.CREATE_TOPIC, request, deadline, doubts)
-        except TopicExists:
-            if not doubts:
-                raise
-        view = self._wait_for_leaders(name, deadline)
-        if doubts and num_partitions not in (None, len(view.partitions)):
-            raise TopicExists(f"topic {name} exists with {len(view.partitions)} partitions")
-        return _described(view, {})
+        # The id is ours, so that each attempt is the same request to the cluster, through whichever broker it comes.
+        topic_id = secrets.token_bytes(16)
+        request = messages.CreateTopicRequest(name, num_partitions, replication_factor, settings, topic_id)
+        self._command(Operation.CREATE_TOPIC, request, deadline)
+        return _described(self._wait_for_leaders(name, deadline), {})
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic with its records, and return when the broker that was asked no longer knows it."""
         check_topic_name(name, internal=True)
         deadline = time.monotonic() + self._timeout_s
+        meant = self._find(name, min(deadline, time.monotonic() + NOT_FOUND_S), deadline)
         doubts: list[ZmqueueError] = []
         try:
-            self._command(Operation.DELETE_TOPIC, messages.DeleteTopicRequest(name), deadline, doubts)
+            # By its id: an attempt that arrives late must not delete a topic that got the name since.
+            self._command(Operation.DELETE_TOPIC, messages.DeleteTopicRequest(name, meant.topic_id), deadline, doubts)
         except UnknownTopicOrPartition:
             if not doubts:
                 raise UnknownTopicOrPartition(f"no topic {name!r}") from None
@@ -191,7 +187,9 @@ class Admin:
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
-    def _command(self, operation: Operation, message: Struct, deadline: float, doubts: list[ZmqueueError]) -> Any:
+    def _command(
+        self, operation: Operation, message: Struct, deadline: float, doubts: list[ZmqueueError] | None = None
+    ) -> Any:
         """Ask until somebody answers for good. `doubts` collects the attempts that may have taken effect."""
         last: ZmqueueError | None = None
         while last is None or time.monotonic() < deadline - ATTEMPT_S_MIN:
@@ -203,7 +201,7 @@ class Admin:
                 if not error.retriable:
                     raise
                 last = error
-                if error.indeterminate:
+                if error.indeterminate and doubts is not None:
                     doubts.append(error)
             self._pause(deadline)
         raise last
@@ -219,7 +217,7 @@ class Admin:
 
     def _metadata(self, topics: list[str] | None, deadline: float) -> messages.MetadataResponse:
         answer: messages.MetadataResponse = self._command(
-            Operation.METADATA, messages.MetadataRequest(topics), deadline, []
+            Operation.METADATA, messages.MetadataRequest(topics), deadline
         )
         return answer
 

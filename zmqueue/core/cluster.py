@@ -74,6 +74,7 @@ class Snapshot(Struct):
     next_producer_id: int
     brokers: list[BrokerState]
     topics: list[TopicState]
+    deleted: list[bytes]
     last_commands: list[LastCommand]
 
 
@@ -108,6 +109,7 @@ class Cluster:
         self.brokers: dict[int, BrokerState] = {}
         self.topics: dict[bytes, TopicState] = {}
         self.names: dict[str, bytes] = {}
+        self.deleted: dict[bytes, None] = {}  # the ids of the topics deleted last, oldest first
         self.last_commands: dict[int, LastCommand] = {}
         self._marks: dict[int, bytes] = {}  # own hash at the last few digests; local, not replicated
 
@@ -152,6 +154,7 @@ class Cluster:
             next_producer_id=self.next_producer_id,
             brokers=list(self.brokers.values()),
             topics=list(self.topics.values()),
+            deleted=list(self.deleted),
             last_commands=list(self.last_commands.values()),
         )
         return cbor.dumps(msgspec.to_builtins(snapshot, builtin_types=(bytes,)))
@@ -176,6 +179,7 @@ class Cluster:
         self.brokers.update((broker.id, broker) for broker in snapshot.brokers)
         self.topics = {topic.topic_id: topic for topic in snapshot.topics}
         self.names = {topic.name: topic.topic_id for topic in snapshot.topics}
+        self.deleted = dict.fromkeys(snapshot.deleted)
         self.last_commands = {last.broker: last for last in snapshot.last_commands}
         self._marks = {}
 

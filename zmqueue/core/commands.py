@@ -137,7 +137,10 @@ class CreatePartitions(Command, tag="create_partitions"):
 
 
 class DeleteTopic(Command, tag="delete_topic"):
+    """`topic_id` None: whichever topic has the name."""
+
     name: Name
+    topic_id: TopicId | None = None
 
 
 class SetConfig(Command, tag="set_config"):

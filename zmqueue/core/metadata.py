@@ -27,6 +27,7 @@ from zmqueue.errors import ZmqueueError
 from zmqueue.model import NO_BROKER, PartitionKey, check_topic_name
 
 RETIRED_MAX = 64
+DELETED_MAX = 1_000
 PARTITIONS_PER_TOPIC_MAX = 100_000  # the wire numbers no more
 
 
@@ -238,7 +239,12 @@ class ClusterState(Cluster):
 
     def _create_topic(self, command: c.CreateTopic) -> None:
         check_topic_name(command.name, internal=True)
-        if command.name in self.names or command.topic_id in self.topics:
+        if command.topic_id in self.deleted:
+            raise errors.StaleCommand(f"topic {command.name!r} was created by this request before, and deleted since")
+        known = self.topics.get(command.topic_id)
+        if known is not None and known.name == command.name:
+            return  # the same request, by way of another broker
+        if command.name in self.names or known is not None:
             raise errors.TopicExists(f"topic {command.name!r} exists already")
         flat = command.name.replace(".", "_")
         twin = next((name for name in self.names if name.replace(".", "_") == flat), None)
@@ -291,8 +297,13 @@ class ClusterState(Cluster):
 
     def _delete_topic(self, command: c.DeleteTopic) -> None:
         topic = self._topic(command.name)
+        if command.topic_id not in (None, topic.topic_id):
+            raise errors.UnknownTopicOrPartition(f"the topic {command.name!r} that was meant is gone")
         del self.names[topic.name]
         del self.topics[topic.topic_id]
+        self.deleted[topic.topic_id] = None
+        if len(self.deleted) > DELETED_MAX:
+            del self.deleted[next(iter(self.deleted))]
         self._applied.partitions.update((PartitionKey(topic.topic_id, n), None) for n in range(len(topic.partitions)))
         self._event("topic deleted", topic=topic.name)
 

@@ -93,10 +93,13 @@ class MetadataResponse(Message):
 
 
 class CreateTopicRequest(Message):
+    """With an id of the client's choice (random), a retry is known for what it is, however late it arrives."""
+
     name: Name
     partitions: Count | None = None
     replication_factor: Count | None = None
     config: dict[Name, Text] = field(default_factory=dict)
+    topic_id: TopicId | None = None
 
 
 class CreateTopicResponse(Message):
@@ -106,7 +109,10 @@ class CreateTopicResponse(Message):
 
 
 class DeleteTopicRequest(Message):
+    """With its id, only that topic is meant, and not another that got its name since."""
+
     name: Name
+    topic_id: TopicId | None = None
 
 
 class StatusRequest(Message):

@@ -480,19 +480,23 @@ def test_errors_of_a_command_come_back_typed(cluster: FakeCluster, admin: Admin)
         admin.delete_topic("nope")
 
 
-def test_a_command_that_may_have_been_carried_out_is_not_reported_as_its_own_conflict(
+def test_a_command_that_may_have_been_carried_out_is_repeated_as_the_same_command(
     cluster: FakeCluster, admin: Admin
 ) -> None:
+    asked: list[Any] = []
+
     def script(seen: Seen) -> Any:
         if seen.operation == Operation.CREATE_TOPIC:
-            if "new" in cluster.topics:
-                return errors.TopicExists.code
-            cluster.add_topic("new", 2)
-            return DROP
+            asked.append(seen.message)
+            if len(asked) == 1:
+                return DROP
         return None
 
     cluster.script = script
     assert len(admin.create_topic("new", num_partitions=2).partitions) == 2
+    assert len(asked) == 2
+    assert asked[0] == asked[1]
+    assert asked[0].topic_id is not None
 
 
 def test_retriable_errors_are_retried_until_the_time_is_over(cluster: FakeCluster) -> None:

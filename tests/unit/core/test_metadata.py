@@ -514,10 +514,36 @@ def test_a_new_topic_is_placed_on_live_brokers_and_all_replicas_are_in_sync():
         assert (p.isr, p.leader, p.leader_epoch) == (p.replicas, p.replicas[0], 0)
 
 
+def test_a_request_that_arrives_again_makes_no_second_topic():
+    cluster = Cluster([1, 2, 3])
+    assert create(cluster, "t").code == 0
+    before = cluster.state.topics[cluster.state.names["t"]]
+    assert create(cluster, "t").code == 0
+    assert cluster.state.topics == {before.topic_id: before}
+
+
+def test_a_request_that_arrives_after_its_topic_was_deleted_does_not_bring_it_back():
+    cluster = Cluster([1, 2, 3])
+    create(cluster, "t")
+    assert cluster.do(c.DeleteTopic("t")).outcome.code == 0
+    assert create(cluster, "t").code == errors.StaleCommand.code
+    assert not cluster.state.topics
+
+
+def test_a_deletion_by_id_leaves_a_topic_that_got_the_name_since():
+    cluster = Cluster([1, 2, 3])
+    create(cluster, "t")
+    first = cluster.state.names["t"]
+    cluster.do(c.DeleteTopic("t", first))
+    create(cluster, "t", topic_id=b"second".ljust(16, b"-"))
+    assert cluster.do(c.DeleteTopic("t", first)).outcome.code == errors.UnknownTopicOrPartition.code
+    assert "t" in cluster.state.names
+
+
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"name": "taken"}, errors.TopicExists),
+        ({"name": "taken", "topic_id": b"another".ljust(16, b"-")}, errors.TopicExists),
         ({"topic_id": b"taken".ljust(16, b"-")}, errors.TopicExists),
         ({"name": "a.b"}, errors.InvalidTopic),  # a_b is there
         ({"name": "no good"}, errors.InvalidTopic),
