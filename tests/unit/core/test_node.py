@@ -458,6 +458,17 @@ def test_the_beacon_lists_a_partition_until_all_live_followers_have_acknowledged
     assert rows(world.step(100)) == []
 
 
+def test_a_fetch_is_answered_by_a_beacon_as_well_so_that_a_lost_acknowledgement_is_repeated():
+    world = led()
+    produce(world)
+    world.node.on_flushed(KEY, 1, world.now_ms)
+    world.ack(2, 1)
+    world.step(100)
+    assert rows(world.step(100)) == []
+    world.node.on_follower_fetch("token", fetch(2, 1, EPOCH), world.now_ms)
+    assert rows(world.step(100)) == [BeaconRow(*KEY, EPOCH, 1, 1)]
+
+
 def test_the_beacon_does_not_wait_for_a_fenced_follower():
     world = led()
     produce(world)
