@@ -23,6 +23,7 @@ from zmqueue.core import commands as c
 from zmqueue.core import topic_config
 from zmqueue.core.effects import Effect
 from zmqueue.core.node import Node
+from zmqueue.core.replica import Replica
 from zmqueue.errors import ZmqueueError
 from zmqueue.model import ACKS_NONE, EARLIEST, LATEST, NO_BROKER, PartitionKey, check_topic_name
 from zmqueue.transport import Frames, Socket
@@ -207,7 +208,7 @@ class Handlers:
         else:
             self._answer(pending.token, m.ProduceResponse([r for r in pending.results if r is not None]))
 
-    def _leading(self, key: PartitionKey) -> Any:
+    def _leading(self, key: PartitionKey) -> Replica:
         replica = self._node.replicas.get(key)
         if replica is None or replica.leading is None:
             if self._node.state.partition(key) is None:

@@ -13,6 +13,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import Struct
+
 from zmqueue.config import ClusterFile, Config, Member
 from zmqueue.core.effects import Publish
 from zmqueue.errors import BadFrame, UnknownOperation, ZmqueueError
@@ -38,7 +40,7 @@ MESSAGES_PER_TURN = 200
 FRAME_OVERHEAD_BYTES = 64 * 1024
 
 
-class PeerEvents:
+class PeerEvents(Struct):
     """What the server does about messages of other brokers."""
 
     on_link: Callable[[int, bool], None]

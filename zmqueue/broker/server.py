@@ -129,16 +129,16 @@ class Broker:
 
     def _peer_events(self) -> PeerEvents:
         node, run = self.node, self._executor.run
-        events = PeerEvents()
-        events.on_link = node.on_link
-        events.on_heartbeat = lambda heartbeat: node.on_heartbeat(heartbeat, now_ms())
-        events.on_heartbeat_reply = node.on_heartbeat_reply
-        events.on_acks = lambda acks: run(node.on_acks(acks, now_ms()))
-        events.on_follower_fetch = lambda token, fetch: run(node.on_follower_fetch(token, fetch, now_ms()))
-        events.on_fetched = lambda response, batches: run(node.on_fetched(response, batches, now_ms()))
-        events.on_push = lambda key, push, batches: run(node.on_push(key, push, batches, now_ms()))
-        events.on_beacon = lambda beacon: run(node.on_beacon(beacon, now_ms()))
-        return events
+        return PeerEvents(
+            on_link=node.on_link,
+            on_heartbeat=lambda heartbeat: node.on_heartbeat(heartbeat, now_ms()),
+            on_heartbeat_reply=node.on_heartbeat_reply,
+            on_acks=lambda acks: run(node.on_acks(acks, now_ms())),
+            on_follower_fetch=lambda token, fetch: run(node.on_follower_fetch(token, fetch, now_ms())),
+            on_fetched=lambda response, batches: run(node.on_fetched(response, batches, now_ms())),
+            on_push=lambda key, push, batches: run(node.on_push(key, push, batches, now_ms())),
+            on_beacon=lambda beacon: run(node.on_beacon(beacon, now_ms())),
+        )
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
