@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-import random
-import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-BASE_PORTS = (9092, 9192, 9292, 9392, 9492)
-BROKERS_MAX = 9
-# Below the range from which the kernel takes ports for outgoing connections.
-OFFSETS = range(1_000, 22_000, 10)
+from chaos.cluster import BASE_PORTS, reserved_offset
 
 
 class Cluster:
@@ -81,33 +74,6 @@ class Cluster:
             lines = path.read_text(errors="replace").splitlines()[-25:]
             parts.append(f"--- {path.parent.name}\n" + "\n".join(lines))
         return "\n".join(parts)
-
-
-@contextlib.contextmanager
-def reserved_offset(brokers: int) -> Iterator[int]:
-    """A port offset whose ports are free, held against other test runs on this machine."""
-    folder = Path(tempfile.gettempdir()) / "zmqueue-test-ports"
-    folder.mkdir(exist_ok=True)
-    offsets = random.sample(OFFSETS, len(OFFSETS))
-    for offset in offsets:
-        with (folder / str(offset)).open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            if all(_is_free(base + offset + i) for base in BASE_PORTS for i in range(brokers)):
-                yield offset
-                return
-    raise AssertionError("no free ports")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 @contextlib.contextmanager

@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from tests.integration.cluster import BASE_PORTS, Cluster, reserved_offset, running_cluster
+from chaos.cluster import BASE_PORTS, reserved_offset
+from tests.integration.cluster import Cluster, running_cluster
 
 
 def refused(cluster: Cluster, exit_code: int, *arguments: str) -> str:
