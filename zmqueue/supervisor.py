@@ -37,7 +37,7 @@ from zmqueue.config import (
     read_secret,
     with_cluster,
 )
-from zmqueue.errors import ConfigError, ZmqueueError
+from zmqueue.errors import ConfigError, PortInUse, ZmqueueError
 from zmqueue.processes import (
     STOP_S_MAX,
     BrokerFolder,
@@ -158,10 +158,6 @@ def check_ports(data_dir: Path, cluster: ClusterFile) -> None:
             raise PortInUse(
                 f"port {port} of broker {member.id} is in use by {holder}: stop that, or use another --port-offset"
             )
-
-
-class PortInUse(ZmqueueError):
-    """Somebody else listens on a port that a broker needs."""
 
 
 def _create(data_dir: Path, cluster: ClusterFile, format_folder: FormatFolder) -> ClusterFile:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from zmqueue import config, processes, supervisor
-from zmqueue.errors import ConfigError, DataFolderInUse
+from zmqueue.errors import ConfigError, DataFolderInUse, PortInUse
 from zmqueue.processes import BrokerFolder, Process
 from zmqueue.status import BrokerStatus, ClusterStatus
 from zmqueue.supervisor import GiveUp, Restart, RestartPolicy, Supervisor
@@ -316,7 +316,7 @@ def test_a_port_in_use_is_named_with_its_holder_and_nothing_is_written(tmp_path)
     asked = loaded(tmp_path)
     port = config.ports(asked.config, 1).raft
     message = rf"port {port} of broker 1 is in use by pid {os.getpid()}: "
-    with socket.create_server(("127.0.0.1", port)), pytest.raises(supervisor.PortInUse, match=message):
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(PortInUse, match=message):
         supervisor.prepare(tmp_path, asked, Formatted())
     assert list(tmp_path.iterdir()) == []
 

@@ -2,7 +2,6 @@
 
     files, memory, watched    the seam to disks, real, in memory or watched by tests; OSError ends there
     segment                   one file of batches and its sparse index
-    epochs                    which leader epoch began at which offset
     recovery                  from whatever a crash left behind to a log that may be served, or quarantine
     partition_log             the log of one partition: append, read, truncate, what is durable
     flusher                   the thread that syncs, for all partitions of a broker together

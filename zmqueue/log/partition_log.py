@@ -25,8 +25,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from zmqueue.config import LogConfig
+from zmqueue.core.epochs import Epochs
 from zmqueue.errors import CorruptBatch, CorruptLog, OffsetOutOfRange, StorageFull, ZmqueueError
-from zmqueue.log.epochs import EpochCache
 from zmqueue.log.files import Buffer, Files, OpenFile
 from zmqueue.log.recovery import MARKER, Recovered, Recovery, recover
 from zmqueue.log.segment import SPAN_MAX, Segment
@@ -91,7 +91,7 @@ class PartitionLog:
         self._segment_bytes_max = min(config.segment_bytes_max, SPAN_MAX)
         self._segments: list[Segment] = recovered.segments
         self._bases = [segment.base_offset for segment in self._segments]
-        self._epochs: EpochCache = recovered.epochs
+        self._epochs: Epochs = recovered.epochs
         self._hints: dict[int, tuple[Segment, int]] = {}
         # Somebody will sync; otherwise files need not stay open for it.
         self._synced_later = not files.volatile and config.fsync != "os"
@@ -127,11 +127,7 @@ class PartitionLog:
     @property
     def last_epoch(self) -> int:
         """The epoch of the last batch, -1 if there is none."""
-        return self._epochs.latest
-
-    def epoch_end(self, epoch: int) -> tuple[int, int] | None:
-        """The highest epoch in the log that is not above `epoch`, and where it ends."""
-        return self._epochs.end_of(epoch, self.log_end)
+        return self._epochs.last
 
     # -- append
 
@@ -139,7 +135,7 @@ class PartitionLog:
         """Batches with offset and epoch assigned, contiguous from log_end. StorageFull: none of them is in the log."""
         segment = self._segments[-1]
         before = end = self.log_end
-        epoch = max(self._epochs.latest, 0)
+        epoch = max(self._epochs.last, 0)
         headers: list[BatchHeader] = []
         buffers: list[Buffer] = []
         size = segment.size
@@ -172,8 +168,7 @@ class PartitionLog:
         file.append(buffers, size - segment.size)
         epochs = self._epochs
         for header in headers:
-            if header.leader_epoch != epochs.latest:
-                epochs.note(header.leader_epoch, header.base_offset)
+            epochs.note(header.leader_epoch, header.base_offset)
             segment.note(header)
         self.log_end = segment.next_offset
 
@@ -268,7 +263,7 @@ class PartitionLog:
         segment.create()
         self._files.fsync_dir(self.folder)
         self._segments, self._bases = [segment], [start]
-        self._epochs = EpochCache()
+        self._epochs = Epochs()
         self.log_start = self.log_end = self.durable_end = self._synced_end = start
 
     def _cut(self, end: int) -> None:

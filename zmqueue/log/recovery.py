@@ -25,8 +25,8 @@ from typing import NamedTuple
 from msgspec import Struct, field
 
 from zmqueue.config import LogConfig
+from zmqueue.core.epochs import Epochs
 from zmqueue.errors import CorruptBatch, FutureFormat, StorageFull
-from zmqueue.log.epochs import EpochCache
 from zmqueue.log.files import Files
 from zmqueue.log.segment import Segment, segment_name
 from zmqueue.model import MiB
@@ -54,7 +54,7 @@ class Recovered(NamedTuple):
     """`segments` in order, never empty; those that existed before are synced."""
 
     segments: list[Segment]
-    epochs: EpochCache
+    epochs: Epochs
     recovery: Recovery
 
 
@@ -72,7 +72,7 @@ def recover(files: Files, folder: str, config: LogConfig, verify_from: int = 0) 
     if not bases and not recovery.corrupt:
         files.mkdir(folder)
         recovery.created = True
-    epochs = EpochCache()
+    epochs = Epochs()
     segments: list[Segment] = []
     for nth, base in enumerate(bases):
         segment = Segment(files, folder, base, config.index_interval_bytes)
@@ -85,7 +85,7 @@ def recover(files: Files, folder: str, config: LogConfig, verify_from: int = 0) 
                 continue
             fault = found
         last = nth == len(bases) - 1
-        if last and not fault.misplaced and not _valid_behind(files, segment, fault.position, epochs.latest):
+        if last and not fault.misplaced and not _valid_behind(files, segment, fault.position, epochs.last):
             recovery.truncated_bytes = files.size(segment.path) - fault.position
             _logger.warning("%s: cut %d torn bytes: %s", segment.path, recovery.truncated_bytes, fault.reason)
             segment.opened().truncate(fault.position)
@@ -133,7 +133,7 @@ def _sync(files: Files, folder: str, segments: list[Segment]) -> None:
     files.fsync_dir(folder)
 
 
-def _scan(files: Files, segment: Segment, epochs: EpochCache, verify_from: int) -> _Fault | None:
+def _scan(files: Files, segment: Segment, epochs: Epochs, verify_from: int) -> _Fault | None:
     """Prove the batches of a file one by one into `segment` and `epochs`; the first that fails ends it."""
     size = files.size(segment.path)
     data, start = b"", 0
@@ -154,8 +154,8 @@ def _scan(files: Files, segment: Segment, epochs: EpochCache, verify_from: int) 
             return _Fault(position, str(error))
         if header.base_offset != segment.next_offset:
             return _Fault(position, f"offset {header.base_offset} follows {segment.next_offset}", misplaced=True)
-        if header.leader_epoch < max(epochs.latest, 0):
-            return _Fault(position, f"epoch {header.leader_epoch} follows {epochs.latest}", misplaced=True)
+        if header.leader_epoch < max(epochs.last, 0):
+            return _Fault(position, f"epoch {header.leader_epoch} follows {epochs.last}", misplaced=True)
         epochs.note(header.leader_epoch, header.base_offset)
         segment.note(header)
     return None

@@ -341,12 +341,6 @@ def test_headers_notice_a_truncation_under_them(log: PartitionLog):
         next(headers)
 
 
-def test_epochs_end_where_the_next_begins(log: PartitionLog):
-    fill(log, 2, epoch=1)
-    fill(log, 2, epoch=5)
-    assert [log.epoch_end(epoch) for epoch in (0, 1, 4, 5, 9)] == [None, (1, 6), (1, 6), (5, 12), (5, 12)]
-
-
 # -- what is durable ---------------------------------------------------------------------------------------------
 
 
