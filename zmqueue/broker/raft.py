@@ -47,6 +47,7 @@ __all__ = ["Outcome", "ProposalOutcome", "RaftMachine", "RaftNode", "format_fold
 log = logging.getLogger(__name__)
 
 _PASSES_MAX = 8
+_HAND_OVER_S = 0.25  # for a member to win an election, before another one is asked
 
 
 # -- the broker's side of the contract -----------------------------------------------------------------------------
@@ -114,6 +115,8 @@ class RaftNode:
         self._waiting: dict[int, tuple[Callable[[ProposalOutcome], None], float]] = {}
         self._outcomes: deque[tuple[Callable[[ProposalOutcome], None], ProposalOutcome]] = deque()
         self._checked_disk = time.monotonic()
+        self._handed_over = 0
+        self._hand_over_due = 0.0
         self._seldom = Seldom()
         self.apply_errors = self.callback_errors = self.tick_errors = 0
         self._reserve = Reserve(folder / RESERVE_FILE, config.disk_reserve_bytes)
@@ -185,6 +188,10 @@ class RaftNode:
         return self._voting
 
     @property
+    def has_others(self) -> bool:
+        return len(self._members) > 1
+
+    @property
     def low_disk(self) -> bool:
         return self._reserve.low or self._journal.full
 
@@ -235,6 +242,13 @@ class RaftNode:
     def compact(self) -> None:
         """Store a snapshot and drop the entries it covers at the next ticks, however few they are."""
         self._group.forceLogCompaction()
+
+    def hand_over(self) -> None:
+        """Let another member lead, if this one does. Call it until `is_leader` is false: a member may decline."""
+        now = time.monotonic()
+        if self.is_leader and now >= self._hand_over_due and self._group.hand_over(self._handed_over):
+            self._handed_over += 1
+            self._hand_over_due = now + _HAND_OVER_S
 
     def propose(self, command: bytes, done: Callable[[ProposalOutcome], None]) -> None:
         """Ask the group to apply `command`. `done` is called once, from a later `tick()` or from `close()`."""

@@ -100,6 +100,11 @@ class _ResponseVote(TypedDict):
     term: int
 
 
+class _TimeoutNow(TypedDict):
+    type: str
+    term: int
+
+
 class _ApplyCommand(TypedDict):
     type: str
     command: bytes
@@ -119,6 +124,7 @@ _SHAPES: dict[str, Any] = {
     "next_node_idx": _NextNodeIdx,
     "request_vote": _RequestVote,
     "response_vote": _ResponseVote,
+    "timeout_now": _TimeoutNow,
     "apply_command": _ApplyCommand,
     "apply_command_response": _ApplyCommandResponse,
 }
@@ -148,6 +154,17 @@ class Group(pysyncobj.syncobj.SyncObj):
     def never_stand(self) -> None:
         """PySyncObj sets a deadline for the next election on each message of a leader; this takes it away."""
         self._SyncObj__raftElectionDeadline = math.inf
+
+    def hand_over(self, nth: int) -> bool:
+        """Ask a member that has every entry to stand for election at once: the `nth` of them, counted round."""
+        matched = self._SyncObj__raftMatchIndex
+        complete = [
+            node for node in self.otherNodes if self.isNodeConnected(node) and matched[node] == self.last_index()
+        ]
+        if not complete:
+            return False
+        self.transferLeadership(sorted(complete, key=lambda node: node.id)[nth % len(complete)])
+        return True
 
     def heard_by_majority(self) -> bool:
         """As PySyncObj judges at each tick, but true at this moment even if ticks were late."""
@@ -186,7 +203,7 @@ class Group(pysyncobj.syncobj.SyncObj):
         if kind == "next_node_idx":
             self._on_progress(node, checked)
             return
-        if kind == "request_vote" and not self._voting:
+        if kind in ("request_vote", "timeout_now") and not self._voting:
             return
         if kind == "append_entries":
             _limit_commit(checked)

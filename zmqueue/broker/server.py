@@ -35,6 +35,7 @@ _logger = logging.getLogger(__name__)
 
 TURN_MS_MAX = 50
 LEAVE_MS_MAX = 3_000
+HAND_OVER_MS_MAX = 1_000
 LINGER_MS = 500
 LOST_PER_REGISTRATION_MAX = 200
 FRAME_OVERHEAD_BYTES = 64 * 1024
@@ -213,10 +214,17 @@ class Broker:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def _leave(self) -> None:
-        """Others take over first. Without a Raft majority nobody can, and we go all the same."""
+        """Others take over first: Raft, so that its next leader is there to decide who leads our partitions, then those.
+
+        Without a Raft majority nobody can, and we go all the same.
+        """
         _logger.info("stopping")
-        self.node.leave()
         deadline_ms = now_ms() + LEAVE_MS_MAX
+        hand_over_until_ms = now_ms() + HAND_OVER_MS_MAX
+        while self._raft.is_leader and self._raft.has_others and now_ms() < hand_over_until_ms:
+            self._raft.hand_over()
+            self._turn()
+        self.node.leave()
         while not self.node.has_left and now_ms() < deadline_ms:
             self._turn()
 

@@ -209,6 +209,35 @@ def test_a_leader_cut_off_from_its_majority_answers_unknown_and_stops_leading(me
     assert leader.leader is None
 
 
+def hand_over(members: Members, leader: RaftNode) -> RaftNode:
+    def handed_over() -> RaftNode | None:
+        leader.hand_over()
+        return members.nodes.get(leader.leader or 0) if not leader.is_leader else None
+
+    return members.pump(handed_over, "a successor")
+
+
+def test_a_leader_hands_over_to_a_member_that_has_everything(members):
+    leader = members.start(3).leader()
+    members.commit(b"one")
+    term = leader.term
+    successor = hand_over(members, leader)
+    assert successor is not leader
+    assert leader.term == term + 1, "one election was enough, and none was waited for"
+    members.commit(b"two")
+    assert members.agree() == [b"one", b"two"]
+
+
+def test_who_may_not_vote_is_passed_over_when_leadership_is_handed_on(members):
+    members.start(3, only={1, 2})
+    members.commit(b"one")
+    leader = members.leader()
+    members.join(3)  # was never formatted
+    members.agree()
+    assert not members.nodes[3].voting
+    assert hand_over(members, leader) in (members.nodes[1], members.nodes[2])
+
+
 def test_close_answers_who_still_waits(members):
     members.start(3)
     leader = members.leader()
