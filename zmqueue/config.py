@@ -402,8 +402,8 @@ SECRET_FILE = "secret"  # noqa: S105 - a file name
 CLUSTER_FORMAT = 1
 
 
-class Member(Struct, frozen=True, forbid_unknown_fields=True):
-    """One broker of the cluster and where it listens."""
+class Member(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One broker of the cluster and where it listens. Clients are told `advertised`, if something forwards from there."""
 
     id: int
     host: str
@@ -411,6 +411,7 @@ class Member(Struct, frozen=True, forbid_unknown_fields=True):
     push: Port
     raft: Port
     peer: Port
+    advertised: Port | None = None
 
 
 class ClusterFile(Struct, frozen=True, forbid_unknown_fields=True):

@@ -200,6 +200,15 @@ def test_the_cluster_file_comes_back_as_written(tmp_path):
     assert cluster.members[2] == config.Member(2, "127.0.0.1", 9144, 9244, 9344, 9544)
 
 
+def test_a_member_may_be_advertised_at_another_port_than_it_listens_on(tmp_path):
+    plain = written(tmp_path)
+    assert b"advertised" not in (tmp_path / "cluster.json").read_bytes()
+    members = [msgspec.structs.replace(member, advertised=member.client + 1000) for member in plain.members]
+    forwarded = msgspec.structs.replace(plain, members=members)
+    (tmp_path / "cluster.json").write_bytes(msgspec.json.encode(forwarded))
+    assert config.read_cluster_file(tmp_path) == forwarded
+
+
 def test_a_folder_without_a_cluster_has_none(tmp_path):
     assert config.read_cluster_file(tmp_path) is None
     assert config.read_cluster_file(tmp_path / "absent") is None

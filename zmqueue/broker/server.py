@@ -121,7 +121,7 @@ class Broker:
             previous=previous,
             dir_id=self._folder.dir_id,
             host=me.host,
-            client_port=me.client,
+            client_port=me.client if me.advertised is None else me.advertised,
             push_port=me.push,
             peer_port=me.peer,
             unclean=unclean or len(damaged) > LOST_PER_REGISTRATION_MAX,
