@@ -11,8 +11,7 @@ A failed assertion is a violation.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from tests.sim.disk import Crashed, Disk
@@ -24,7 +23,7 @@ from zmqueue.core import commands as c
 from zmqueue.core import effects as e
 from zmqueue.core.cluster import Applied
 from zmqueue.core.metadata import ClusterState
-from zmqueue.core.node import TICK_MS, Node
+from zmqueue.core.node import Node
 from zmqueue.errors import StorageFailed, ZmqueueError
 from zmqueue.log import session
 from zmqueue.log.flusher import Flushed
@@ -123,7 +122,7 @@ class SimLogs(Logs):
     """The production `Logs` on a simulated disk."""
 
     def __init__(self, broker: SimBroker, config: Config) -> None:
-        self._folder = Path(FOLDER) / "partitions"
+        self._folder = f"{FOLDER}/partitions"
         self._config = config.log
         self._disk = broker.disk
         self._memory = MemoryFiles()
@@ -260,7 +259,7 @@ class SimExecutor(Executor):
         return super()._advanced(effect)
 
 
-def extend(mirror: Mirror, batches: list[Batch]) -> None:
+def extend(mirror: Mirror, batches: Iterable[Batch]) -> None:
     for header, _ in batches:
         for nth in range(header.last_offset_delta + 1):
             mirror.append((header.leader_epoch, header.producer_id, header.base_sequence + nth, header.body_crc))
@@ -269,6 +268,7 @@ def extend(mirror: Mirror, batches: list[Batch]) -> None:
 class SimBroker:
     node: Node
     logs: SimLogs
+    flusher: SimFlusher
     peers: SimPeers
     handlers: SimHandlers
     executor: SimExecutor
@@ -318,6 +318,7 @@ class SimBroker:
         world, config = self.world, self.config
         self.folder = DataFolder.open(FOLDER, CLUSTER, self.id, config.log.fsync, self.disk)
         self.logs = SimLogs(self, config)
+        self.flusher = self.logs.flusher
         found = list(self.logs.recover())
         self.incarnation = world.chance.getrandbits(62)
         previous = list(self.folder.previous_incarnations)
@@ -374,17 +375,16 @@ class SimBroker:
         try:
             handle(*args)
             executor = self.executor
-            if self.logs.flusher.completed:
-                for done in self.logs.flusher.completed:
+            if self.flusher.completed:
+                for done in self.flusher.completed:
                     if done.key in self.mirrors:
                         self.touched[done.key] = None
                 executor.on_flushed()
-            node, now = self.node, self.world.now + self.skew_ms
             # Most turns have nothing due, and nothing to hand over: the calls would do nothing.
-            due = now - node._last_tick_ms >= TICK_MS or node._wishes or not node._proposer.is_idle
-            if due:
+            node, now = self.node, self.world.now + self.skew_ms
+            if node.is_due(now):
                 executor.run(node.step(now))
-            if due or executor._dirty or self.peers._acks:
+            if executor._dirty or self.peers._acks or executor._unopened:
                 executor.end_turn()
         except Crashed:
             self.world.died(self, self.power_after_crash)

@@ -7,6 +7,8 @@ connection stay in order, as TCP keeps them; answers may be lost.
 
 from __future__ import annotations
 
+from copy import copy
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from tests.sim import plan
@@ -48,6 +50,13 @@ class Client:
         return due_ms - world.now
 
 
+@lru_cache(1_000)
+def _encoded(producer: int, first: int, count: int) -> Batch:
+    """Schedules send the same few batches again and again."""
+    values: list[bytes | None] = [b"%d/%d" % (producer, first + nth) for nth in range(count)]
+    return encode(values, producer_id=producer, producer_epoch=0, base_sequence=first)
+
+
 class Sent:
     """A batch of a producer."""
 
@@ -56,18 +65,16 @@ class Sent:
     def __init__(self, producer: int, first: int, count: int) -> None:
         self.first = first
         self.count = count
-        values: list[bytes | None] = [b"%d/%d" % (producer, first + nth) for nth in range(count)]
-        self.batch = encode(values, producer_id=producer, producer_epoch=0, base_sequence=first)
+        self.batch = _encoded(producer, first, count)
         self.rows = [(producer, first + nth, self.batch.header.body_crc) for nth in range(count)]
 
     @property
     def last_sequence(self) -> int:
         return self.first + self.count - 1
 
-    def copy(self) -> Batch:
+    def fresh(self) -> Batch:
         """The header is written to by the leader that appends it."""
-        header = self.batch.header
-        return Batch(type(header)(*(getattr(header, name) for name in header.__struct_fields__)), self.batch.body)
+        return Batch(copy(self.batch.header), self.batch.body)
 
     def __repr__(self) -> str:
         return f"batch {self.first}..{self.last_sequence}"
@@ -125,7 +132,7 @@ class SimProducer(Client):
             delay_ms = self.arrival_delay_ms(self.leader)
             if delay_ms >= 0:
                 broker = world.brokers[self.leader]
-                args = (self.key, (self, sent), sent.copy(), self.acks, 300)
+                args = (self.key, (self, sent), sent.fresh(), self.acks, 300)
                 world.at(delay_ms, broker, None, broker.on_produce, args)
 
     def hear(self, sent: Sent, result: ProduceResult) -> None:

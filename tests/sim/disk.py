@@ -12,6 +12,7 @@ is doing, at the n-th operation that changes the disk from now on.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from random import Random
 
 from zmqueue.errors import StorageFailed, StorageFull
@@ -145,6 +146,11 @@ class SimFile(OpenFile):
         """The bytes belong to the inode, not to the open file."""
 
 
+@lru_cache(10_000)
+def _names(path: str) -> list[str]:
+    return [name for name in path.split("/") if name and name != "."]
+
+
 class _Held:
     def release(self) -> None:
         """There is one process per disk."""
@@ -193,11 +199,10 @@ class Disk:
 
     def _find(self, path: str) -> Inode | Folder | None:
         node: Inode | Folder | None = self._root
-        for name in path.split("/"):
-            if name and name != ".":
-                if not isinstance(node, Folder):
-                    return None
-                node = node.entries.get(name)
+        for name in _names(path):
+            if type(node) is not Folder:
+                return None
+            node = node.entries.get(name)
         return node
 
     def _folder(self, path: str) -> tuple[Folder, str]:
@@ -257,7 +262,7 @@ class Disk:
 
     def mkdir(self, path: str) -> None:
         folder = self._root
-        names = [name for name in path.split("/") if name and name != "."]
+        names = _names(path)
         for nth, name in enumerate(names):
             child = folder.entries.get(name)
             if child is None:

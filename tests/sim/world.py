@@ -34,7 +34,7 @@ from tests.sim.network import Network
 from tests.sim.raft import SimRaft
 from zmqueue.config import Config, LogConfig, RaftConfig, ReplicationConfig
 from zmqueue.core import commands as c
-from zmqueue.core import metadata, placement
+from zmqueue.core import metadata
 from zmqueue.core.cluster import Applied
 from zmqueue.errors import ZmqueueError
 from zmqueue.log import session
@@ -48,7 +48,7 @@ LOOK_MS = 150  # between two looks whether the cluster is whole
 
 _decoded: dict[bytes, c.Envelope] = {}
 _decode = c.decode
-_Ring = placement.Ring
+_place = metadata.place
 _boot_id = session._boot_id
 _secrets = session.secrets
 
@@ -67,8 +67,19 @@ def _decode_once(data: bytes) -> c.Envelope:
 _scaled = ReplicationConfig.scaled
 _scale_once = lru_cache(64)(_scaled)
 
-# Brokers compute placements alike, from a ring that depends on the brokers' ids alone.
-_ring_once = lru_cache(64)(lambda brokers: _Ring(brokers))
+
+@lru_cache(256)
+def _placed(*args: Any) -> list[list[int]]:
+    return _place(*args)
+
+
+def _place_once(
+    topic: str, fresh: range, factor: int, brokers: list[int], held: dict[int, int], leading: dict[int, int]
+) -> list[list[int]]:
+    """Brokers compute placements alike, from these numbers alone."""
+    assert not held, "topics of schedules do not grow"
+    assert not leading
+    return [list(replicas) for replicas in _placed(topic, fresh, factor, tuple(brokers))]
 
 
 class Result(Struct):
@@ -340,7 +351,7 @@ def run(plan: plans.Plan, tracing: bool = False) -> Result:
     """Run one schedule."""
     c.decode = _decode_once
     ReplicationConfig.scaled = lambda config, scale: _scale_once(config, scale)  # type: ignore[method-assign]
-    placement.Ring = lambda brokers: _ring_once(tuple(brokers))  # type: ignore[assignment, misc]
+    metadata.place = _place_once  # type: ignore[assignment]
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -350,7 +361,7 @@ def run(plan: plans.Plan, tracing: bool = False) -> Result:
         c.decode = _decode
         session._boot_id = _boot_id
         session.secrets = _secrets
-        placement.Ring = _Ring  # type: ignore[misc]
+        metadata.place = _place
         ReplicationConfig.scaled = _scaled  # type: ignore[method-assign]
 
 

@@ -8,7 +8,6 @@ is dropped, so that nothing is published or flushed that is not in the log.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -79,12 +78,10 @@ class Executor:
         self._handlers = handlers
 
     def run(self, effects: list[e.Effect]) -> None:
-        if not effects:
-            return
-        steps = deque([effects])
         table = self._table
-        while steps:
-            for effect in steps.popleft():
+        steps = [effects] if effects else []
+        for step in steps:  # which grows meanwhile
+            for effect in step:
                 follow = table[type(effect)](effect)
                 if follow:
                     steps.append(follow)

@@ -28,7 +28,7 @@ _FOLDER = re.compile(r"([0-9a-f]{32})-([0-9]{1,5})\Z")
 
 class Logs:
     def __init__(self, folder: Path, config: LogConfig, on_flushed: Callable[[], None]) -> None:
-        self._folder = folder / "partitions"
+        self._folder = f"{folder}/partitions"
         self._config = config
         self._disk: Files = open_files("disk")
         self._memory: Files = open_files("memory")
@@ -38,15 +38,15 @@ class Logs:
 
     def recover(self) -> Iterator[tuple[PartitionKey, LogView]]:
         """Open every log that is on disk. Those found damaged beyond their tail are then in `damaged`."""
-        self._disk.mkdir(str(self._folder))
+        self._disk.mkdir(self._folder)
         sweep_deleted(self._disk, self._folder)
-        for name in sorted(self._disk.listdir(str(self._folder))):
+        for name in sorted(self._disk.listdir(self._folder)):
             match = _FOLDER.match(name)
             if match is None:
-                _logger.warning("%s is not a partition's folder: ignored", self._folder / name)
+                _logger.warning("%s/%s is not a partition's folder: ignored", self._folder, name)
                 continue
             key = PartitionKey(bytes.fromhex(match[1]), int(match[2]))
-            log = self._open[key] = PartitionLog.open(self._disk, self._folder / name, self._config)
+            log = self._open[key] = PartitionLog.open(self._disk, f"{self._folder}/{name}", self._config)
             if log.recovery.truncated_bytes:
                 _logger.info("%s: cut a torn tail of %d bytes", name, log.recovery.truncated_bytes)
             if log.recovery.corrupt:
@@ -70,7 +70,7 @@ class Logs:
         if storage == "memory":
             log = PartitionLog.open(self._memory, name, self._config)
         else:
-            log = PartitionLog.open(self._disk, self._folder / name, self._config)
+            log = PartitionLog.open(self._disk, f"{self._folder}/{name}", self._config)
         self._open[key] = log
         return log
 

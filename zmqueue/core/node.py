@@ -233,12 +233,13 @@ class Node:
         """Keep for the proposer what is meant for it; the rest is for the shell."""
         kept: list[Effect] = []
         for effect in effects:
-            if isinstance(effect, ProposeIsr):
+            # Not isinstance, a slow question where structs are concerned: effects are never subclassed.
+            if type(effect) is ProposeIsr:
                 self._wishes[effect.key] = effect.change
-            elif isinstance(effect, Ask):
+            elif type(effect) is Ask:
                 self._proposer.ask(effect.command)
             else:
-                if isinstance(effect, Advanced):
+                if type(effect) is Advanced:
                     self._news[effect.key] = None  # followers learn the new high watermark by beacon
                 kept.append(effect)
         return kept
@@ -387,6 +388,10 @@ class Node:
 
     # -- time ----------------------------------------------------------------------------------------------------
 
+    def is_due(self, now_ms: int) -> bool:
+        """Whether `step` may have something to do: mostly it has not."""
+        return bool(now_ms - self._last_tick_ms >= TICK_MS or self._wishes or self._proposer.is_due(now_ms))
+
     def step(self, now_ms: int) -> list[Effect]:
         """After every turn of the loop: what is due, and what the proposer can send."""
         effects = self._tick(now_ms) if now_ms - self._last_tick_ms >= TICK_MS else []
@@ -394,9 +399,9 @@ class Node:
             keys = list(self._wishes)[:ISR_CHANGES_PER_COMMAND]
             changes = [self._wishes.pop(key) for key in keys]
             self._proposer.ask(c.AlterIsr(self.broker, self.epoch, changes))
-        elif self._proposer.is_idle:
-            return effects
-        return effects + self._proposer.step(now_ms)
+        if self._proposer.is_due(now_ms):
+            effects += self._proposer.step(now_ms)
+        return effects
 
     def _tick(self, now_ms: int) -> list[Effect]:
         stalled = now_ms - self._last_tick_ms > self._config.stall_ms and self._last_tick_ms != NEVER
@@ -412,13 +417,16 @@ class Node:
                 del self._active[key]
             if replica is not None:
                 effects += self._settle(replica.on_tick(now_ms))
-        self._ask_all(self._controller.tick(now_ms))
-        return effects + self._beat(now_ms) + self._beacon(now_ms)
+        if self._controller.is_active:
+            self._ask_all(self._controller.tick(now_ms))
+        if now_ms - self._heartbeat_ms >= self._config.heartbeat_ms:
+            effects += self._beat(now_ms)
+        if self._news and now_ms - self._beacon_ms >= self._config.beacon_ms:
+            effects += self._beacon(now_ms)
+        return effects
 
     def _beat(self, now_ms: int) -> list[Effect]:
-        if now_ms - self._heartbeat_ms < self._config.heartbeat_ms or not self.is_registered:
-            return []
-        if self.controller_id == NO_BROKER or self._reporting:
+        if not self.is_registered or self.controller_id == NO_BROKER or self._reporting:
             return []
         self._heartbeat_ms = now_ms
         if self.controller_id == self.broker:
@@ -427,8 +435,6 @@ class Node:
         return [SendHeartbeat(self.controller_id)]
 
     def _beacon(self, now_ms: int) -> list[Effect]:
-        if now_ms - self._beacon_ms < self._config.beacon_ms or not self._news:
-            return []
         self._beacon_ms = now_ms
         rows = []
         for key in list(self._news):

@@ -45,9 +45,12 @@ class Proposer:
         self._own: deque[Wish] = deque()  # goes before all that clients asked for: fencing and the ISR cannot wait
         self._queue: deque[Wish] = deque()  # of clients
 
-    @property
-    def is_idle(self) -> bool:
-        return self.sent is None and not self._own and not self._queue
+    def is_due(self, now_ms: int) -> bool:
+        """Whether `step` may have something to do."""
+        sent = self.sent
+        if sent is None or self._queue:
+            return bool(self._own or self._queue)
+        return now_ms >= sent.resend_ms or sent.wish.deadline_ms is not None
 
     def ask(self, command: AnyCommand, *, first: bool = False) -> None:
         """For the broker's own needs. Asking for what is already under way changes nothing."""

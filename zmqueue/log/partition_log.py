@@ -325,7 +325,7 @@ class PartitionLog:
 
     def _folders(self) -> tuple[str, ...]:
         # The folder's own entry was made together with its first segment.
-        parent = str(Path(self.folder).parent)
+        parent = self.folder.rpartition("/")[0] or "."
         return (self.folder, parent) if self.recovery.created and not self._folders_synced else (self.folder,)
 
     def _sync(self) -> None:

@@ -70,7 +70,8 @@ def test_what_is_under_way_is_not_asked_for_twice():
     p.step(0)
     p.ask(c.Barrier(1))
     p.on_applied(cluster().apply(p.sent.data if p.sent else b""))
-    assert p.is_idle
+    assert p.sent is None
+    assert not p.is_due(1 << 40)
 
 
 def test_only_the_own_command_of_this_life_ends_the_wait():
@@ -123,7 +124,7 @@ def test_what_the_broker_needs_goes_before_what_clients_asked_for():
     p.ask(c.Barrier(2))
     p.ask(c.Barrier(3), first=True)
     order = []
-    while not p.is_idle:
+    while p.sent is not None:
         p.on_applied(state.apply(under_way))
         for effect in of(Propose, p.step(0)):
             under_way = effect.data
