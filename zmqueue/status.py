@@ -104,6 +104,11 @@ class Asker:
             brokers=[msgspec.structs.replace(b, controller=b.id == controller) for b in brokers],
         )
 
+    def answers(self) -> dict[int, StatusResponse | None]:
+        """Every broker's own word."""
+        members = self._cluster.members
+        return dict(zip([member.id for member in members], self._pool.map(self.ask, members), strict=True))
+
     def _one(self, member: Member) -> tuple[BrokerStatus, int]:
         folder = BrokerFolder(self._data_dir, member.id)
         ports = {"client": member.client, "push": member.push, "raft": member.raft, "peer": member.peer}

@@ -55,6 +55,7 @@ MESSAGES: dict[str, Struct] = {
     "CreateTopicRequest, defaults": m.CreateTopicRequest("events"),
     "CreateTopicResponse": m.CreateTopicResponse(TOPIC, 10, 2),
     "DeleteTopicRequest": m.DeleteTopicRequest("events"),
+    "ElectUncleanRequest": m.ElectUncleanRequest(TOPIC, 3, 2),
     "StatusRequest": m.StatusRequest(),
     "StatusResponse": m.StatusResponse(
         broker=1,

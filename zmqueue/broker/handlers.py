@@ -89,6 +89,7 @@ class Handlers:
             Operation.FETCH: lambda token, request, raw: self.fetches.on_fetch(token, request, self._clock()),
             Operation.LIST_OFFSETS: self._list_offsets,
             Operation.DESCRIBE_PARTITIONS: self._describe_partitions,
+            Operation.ELECT_UNCLEAN: self._elect_unclean,
         }
 
     def bind(self, socket: Socket) -> None:
@@ -211,10 +212,11 @@ class Handlers:
     def _leading(self, key: PartitionKey) -> Replica:
         replica = self._node.replicas.get(key)
         if replica is None or replica.leading is None:
-            if self._node.state.partition(key) is None:
-                raise errors.UnknownTopicId()
-            raise errors.NotLeader()
+            raise self._absent(key)
         return replica
+
+    def _absent(self, key: PartitionKey) -> ZmqueueError:
+        return errors.UnknownTopicId() if self._node.state.partition(key) is None else errors.NotLeader()
 
     def _list_offsets(self, token: Token, request: m.ListOffsetsRequest, raw: Frames) -> None:
         self._answer(token, m.ListOffsetsResponse([self._offset(entry) for entry in request.entries]))
@@ -237,17 +239,23 @@ class Handlers:
         return m.OffsetResult(0, offset, timestamp, replica.leader_epoch)
 
     def _describe_partitions(self, token: Token, request: m.DescribePartitionsRequest, raw: Frames) -> None:
-        self._answer(token, m.DescribePartitionsResponse([self._health(entry) for entry in request.entries]))
+        rows = [self._health(entry, request.own) for entry in request.entries]
+        self._answer(token, m.DescribePartitionsResponse(rows))
 
-    def _health(self, entry: m.PartitionEntry) -> m.PartitionHealth:
+    def _health(self, entry: m.PartitionEntry, own: bool) -> m.PartitionHealth:
         key = PartitionKey(entry.topic_id, entry.partition)
-        try:
-            view = self._leading(key).log
-        except ZmqueueError as error:
-            return m.PartitionHealth(error.code)
-        log = self._logs[key]
+        replica = self._node.replicas.get(key)
+        if replica is None or not (own or replica.leading):
+            return m.PartitionHealth(self._absent(key).code)
+        view, log = replica.log, self._logs[key]
         return m.PartitionHealth(
-            0, view.log_start, view.high_watermark, view.log_end, log.segment_count, log.size_bytes
+            0,
+            view.log_start,
+            view.high_watermark,
+            view.log_end,
+            log.segment_count,
+            log.size_bytes,
+            view.epochs.last,
         )
 
     # -- the cluster ---------------------------------------------------------------------------------------------
@@ -327,13 +335,20 @@ class Handlers:
     def _delete_topic(self, token: Token, request: m.DeleteTopicRequest, raw: Frames) -> None:
         check_topic_name(request.name)
 
+        self._submit(c.DeleteTopic(request.name, request.topic_id), self._when_done(token))
+
+    def _elect_unclean(self, token: Token, request: m.ElectUncleanRequest, raw: Frames) -> None:
+        partition = c.PartitionRef(request.topic_id, request.partition)
+        self._submit(c.UncleanElect(partition, request.broker), self._when_done(token))
+
+    def _when_done(self, token: Token) -> Callable[[c.Outcome], None]:
         def done(outcome: c.Outcome) -> None:
             if outcome.code:
                 self._fail(token, outcome.code, outcome.message)
             else:
                 self._answer(token, m.Done())
 
-        self._submit(c.DeleteTopic(request.name, request.topic_id), done)
+        return done
 
     def _producer_id(self, token: Token, request: m.ProducerIdRequest, raw: Frames) -> None:
         """Ids come from Raft in blocks, so that most producers start without waiting for it."""

@@ -192,6 +192,11 @@ class RaftNode:
         return len(self._members) > 1
 
     @property
+    def has_quorum(self) -> bool:
+        """A majority is linked to this member, itself included: there may be a leader, now or soon."""
+        return bool(self._group.hasQuorum)
+
+    @property
     def low_disk(self) -> bool:
         return self._reserve.low or self._journal.full
 

@@ -214,7 +214,7 @@ class Broker:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def _leave(self) -> None:
-        """Others take over first: Raft, so that its next leader is there to decide who leads our partitions, then those.
+        """Others take over first: Raft, so that its next leader is there to decide who leads our partitions.
 
         Without a Raft majority nobody can, and we go all the same.
         """
@@ -225,7 +225,7 @@ class Broker:
             self._raft.hand_over()
             self._turn()
         self.node.leave()
-        while not self.node.has_left and now_ms() < deadline_ms:
+        while not self.node.has_left and self._raft.has_quorum and now_ms() < deadline_ms:
             self._turn()
 
     def close(self, clean: bool) -> None:

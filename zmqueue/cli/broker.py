@@ -1,4 +1,4 @@
-"""`broker list|stop|start|restart|kill` and `restart all`: single broker processes, from any shell."""
+"""`broker list|stop|start|restart|kill|admit` and `restart all`: single broker processes, from any shell."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from zmqueue.processes import BrokerFolder
 
 BACK_S_MAX = 30.0
+ADMISSIBLE_S_MAX = 3.0
 
 
 @click.group()
 @data_dir_option
 def broker() -> None:
-    """List, stop, start, restart or kill single brokers."""
+    """List, stop, start, restart, kill or admit single brokers."""
 
 
 def folder_of(choices: Choices, broker_id: int) -> BrokerFolder:
@@ -122,6 +123,43 @@ def restart(choices: Choices, broker_id: int) -> None:
     pid, _ = start_broker(choices, broker_id)
     value = {"broker": broker_id, "action": "restart", "was_running": ran, "pid": pid}
     result(choices, value, f"broker {broker_id} restarted, pid {pid}")
+
+
+@broker.command()
+@click.argument("broker_id", type=int, metavar="N")
+@data_dir_option
+@output_option
+@click.pass_obj
+def admit(choices: Choices, broker_id: int) -> None:
+    """Let broker N vote again after its Raft folder was lost or damaged.
+
+    All other brokers must be up, and N must have caught up with them; it is restarted. What was damaged is kept beside
+    the new files.
+    """
+    from zmqueue.broker.raft_folder import format_folder
+    from zmqueue.cli.output import result, say
+
+    folder = folder_of(choices, broker_id)
+    cluster = cluster_of(choices)
+    _await_admissible(choices, broker_id)
+    folder.stop(say)
+    format_folder(folder.path / "raft", cluster.cluster_id, broker_id, admit=True)
+    pid, _ = start_broker(choices, broker_id)
+    result(choices, {"broker": broker_id, "action": "admit", "pid": pid}, f"broker {broker_id} votes again, pid {pid}")
+
+
+def _await_admissible(choices: Choices, broker_id: int) -> None:
+    """Terms and commands spread in moments: what is refused now may be in order then."""
+    from zmqueue.core.admission import refusal
+    from zmqueue.status import Asker
+
+    cluster = cluster_of(choices)
+    deadline_s = time.monotonic() + ADMISSIBLE_S_MAX
+    with Asker(choices.data_dir, cluster) as asker:
+        while (why := refusal(broker_id, asker.answers())) is not None:
+            if time.monotonic() > deadline_s:
+                raise Failed(1, why)
+            time.sleep(0.1)
 
 
 @click.command("restart")

@@ -1,18 +1,20 @@
-"""`topic create|ls|describe|rm`."""
+"""`topic create|ls|describe|rm|recover`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import click
 
-from zmqueue.cli.options import Choices, bootstrap_option, output_option
+from zmqueue.cli.cluster import EXIT_UNHEALTHY
+from zmqueue.cli.options import Choices, Failed, bootstrap_option, output_option
 
 
 @click.group()
 @bootstrap_option
 def topic() -> None:
-    """Create, list, describe and remove topics."""
+    """Create, list, describe, remove and recover topics."""
 
 
 def _admin(choices: Choices) -> Any:
@@ -152,3 +154,74 @@ def remove(choices: Choices, name: str, yes: bool) -> None:
     with _admin(choices) as admin:
         admin.delete_topic(name)
     result(choices, {"name": name, "action": "rm"}, f"deleted topic {name}")
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--accept-data-loss", is_flag=True, help="Required: what the chosen copies lack is gone for good.")
+@bootstrap_option
+@output_option
+@click.pass_obj
+def recover(choices: Choices, name: str, accept_data_loss: bool) -> None:
+    """Give partitions of topic NAME that wait in vain a leader, with what is left of their records.
+
+    A partition waits when every broker that surely has all acknowledged records is away or has lost its disk. As long
+    as one of those may come back, start it instead: nothing is lost then. Otherwise the fullest copy there is may lead.
+    """
+    from zmqueue.cli.output import print_json, print_table, result
+
+    with _admin(choices) as admin:
+        plan = recovery_plan(admin.describe_topic(name).partitions, admin.describe_replicas(name))
+        if accept_data_loss:
+            for row in plan:
+                if row["chosen"] is not None:
+                    admin.elect_unclean(name, row["partition"], row["chosen"])
+    if not plan:
+        result(choices, [], f"every partition of {name} has a leader")
+        return
+    choices.printed = True
+    if choices.json:
+        print_json(plan)
+    else:
+        headers = (
+            "PARTITION",
+            "WAITS FOR",
+            "COPIES: BROKER (END, EPOCH)",
+            "LEADER" if accept_data_loss else "WOULD LEAD",
+        )
+        print_table(headers, [_recovery_row(row) for row in plan])
+    if not accept_data_loss:
+        raise Failed(EXIT_UNHEALTHY, "nothing was changed: --accept-data-loss lets these copies lead")
+    if lacking := sum(row["chosen"] is None for row in plan):
+        raise Failed(EXIT_UNHEALTHY, f"{lacking} partitions have no copy on a broker that serves")
+
+
+def recovery_plan(partitions: Iterable[Any], replicas: Iterable[Any]) -> list[dict[str, Any]]:
+    """For each partition without a leader: whom it waits for, and the copy with most of its history."""
+    copies: dict[int, list[Any]] = {}
+    for replica in replicas:
+        copies.setdefault(replica.partition, []).append(replica)
+    plan = []
+    for partition in partitions:
+        if partition.leader >= 0:
+            continue
+        found = copies.get(partition.partition, [])
+        best = max(found, key=lambda replica: (replica.last_epoch, replica.log_end), default=None)
+        plan.append(
+            {
+                "partition": partition.partition,
+                "waits_for": sorted({*partition.isr, *partition.elr}),
+                "copies": [{"broker": r.broker, "log_end": r.log_end, "last_epoch": r.last_epoch} for r in found],
+                "chosen": None if best is None else best.broker,
+            }
+        )
+    return plan
+
+
+def _recovery_row(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        str(row["partition"]),
+        ",".join(map(str, row["waits_for"])) or "nobody",
+        "  ".join(f"{copy['broker']} ({copy['log_end']}, {copy['last_epoch']})" for copy in row["copies"]) or "none",
+        "none" if row["chosen"] is None else str(row["chosen"]),
+    )

@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -23,6 +23,7 @@ from zmqueue.client.network import Address, Answer, Network
 from zmqueue.client.routing import Router, parse_bootstrap
 from zmqueue.errors import (
     ConfigError,
+    InvalidRequest,
     LeaderNotAvailable,
     NoBrokersAvailable,
     UnknownTopicOrPartition,
@@ -55,6 +56,16 @@ class PartitionDescription(Struct, frozen=True):
     log_end: int = -1
     segments: int = 0
     bytes: int = 0
+
+
+class ReplicaDescription(Struct, frozen=True):
+    """One broker's copy of a partition. The one with the larger (last_epoch, log_end) has more of its history."""
+
+    partition: int
+    broker: int
+    log_start: int
+    log_end: int
+    last_epoch: int
 
 
 class TopicDescription(Struct, frozen=True):
@@ -145,6 +156,38 @@ class Admin:
         deadline = time.monotonic() + self._timeout_s
         view = self._find(name, min(deadline, time.monotonic() + NOT_FOUND_S), deadline)
         return _described(view, self._health(view, deadline))
+
+    def describe_replicas(self, name: str) -> list[ReplicaDescription]:
+        """Every copy of a topic's partitions, as the brokers have them that can be asked, leaders or not."""
+        check_topic_name(name, internal=True)
+        deadline = time.monotonic() + self._timeout_s
+        view = self._find(name, min(deadline, time.monotonic() + NOT_FOUND_S), deadline)
+        by_broker: dict[int, list[int]] = {}
+        for partition in view.partitions:
+            for broker in partition.replicas:
+                by_broker.setdefault(broker, []).append(partition.partition)
+        found = [
+            ReplicaDescription(number, broker, row.log_start, row.log_end, row.last_epoch)
+            for broker, number, row in self._rows(view, by_broker, deadline, own=True)
+        ]
+        return sorted(found, key=lambda replica: (replica.partition, replica.broker))
+
+    def elect_unclean(self, name: str, partition: int, broker: int) -> None:
+        """Let `broker` lead a partition that has no leader, with the records it has. Others are lost for good.
+
+        Raises InvalidRequest if the partition has a leader, LeaderNotAvailable if the broker cannot lead it.
+        """
+        check_topic_name(name, internal=True)
+        deadline = time.monotonic() + self._timeout_s
+        view = self._find(name, min(deadline, time.monotonic() + NOT_FOUND_S), deadline)
+        doubts: list[ZmqueueError] = []
+        try:
+            request = messages.ElectUncleanRequest(view.topic_id, partition, broker)
+            self._command(Operation.ELECT_UNCLEAN, request, deadline, doubts)
+        except InvalidRequest:
+            leads = any(p.partition == partition and p.leader == broker for p in self.describe_topic(name).partitions)
+            if not doubts or not leads:
+                raise
 
     # -- the cluster -----------------------------------------------------------------------------------------------
 
@@ -249,16 +292,22 @@ class Admin:
         for partition in view.partitions:
             if partition.leader != NO_BROKER:
                 by_leader.setdefault(partition.leader, []).append(partition.partition)
-        health: dict[int, messages.PartitionHealth] = {}
-        for leader, numbers in by_leader.items():
-            rows = [messages.PartitionEntry(view.topic_id, number) for number in numbers]
-            request = messages.DescribePartitionsRequest(rows)
+        return {number: row for _, number, row in self._rows(view, by_leader, deadline)}
+
+    def _rows(
+        self, view: messages.TopicInfo, by_broker: dict[int, list[int]], deadline: float, *, own: bool = False
+    ) -> Iterator[tuple[int, int, messages.PartitionHealth]]:
+        """Broker, partition, and what the one says of the other. Who cannot be asked or does not know is left out."""
+        for broker, numbers in by_broker.items():
+            entries = [messages.PartitionEntry(view.topic_id, number) for number in numbers]
+            request = messages.DescribePartitionsRequest(entries, own)
             answer = self._router.call(
-                leader, Operation.DESCRIBE_PARTITIONS, request, min(ATTEMPT_S, self._left(deadline))
+                broker, Operation.DESCRIBE_PARTITIONS, request, min(ATTEMPT_S, self._left(deadline))
             )
             if isinstance(answer, Answer) and len(answer.message.results) == len(numbers):
-                health |= {n: row for n, row in zip(numbers, answer.message.results, strict=True) if not row.error}
-        return health
+                for number, row in zip(numbers, answer.message.results, strict=True):
+                    if not row.error:
+                        yield broker, number, row
 
     def _left(self, deadline: float) -> float:
         return max(0.001, deadline - time.monotonic())

@@ -50,6 +50,7 @@ class Operation(IntEnum):
     FETCH = 7
     LIST_OFFSETS = 8
     DESCRIBE_PARTITIONS = 9
+    ELECT_UNCLEAN = 10
     HEARTBEAT = 100
     ACKS = 101
     REPLICA_FETCH = 102
@@ -65,6 +66,7 @@ REQUESTS: dict[Operation, type[Struct]] = {
     Operation.FETCH: messages.FetchRequest,
     Operation.LIST_OFFSETS: messages.ListOffsetsRequest,
     Operation.DESCRIBE_PARTITIONS: messages.DescribePartitionsRequest,
+    Operation.ELECT_UNCLEAN: messages.ElectUncleanRequest,
     Operation.HEARTBEAT: messages.Heartbeat,
     Operation.ACKS: messages.Acks,
     Operation.REPLICA_FETCH: messages.ReplicaFetchRequest,
@@ -79,6 +81,7 @@ RESPONSES: dict[Operation, type[Struct]] = {
     Operation.FETCH: messages.FetchResponse,
     Operation.LIST_OFFSETS: messages.ListOffsetsResponse,
     Operation.DESCRIBE_PARTITIONS: messages.DescribePartitionsResponse,
+    Operation.ELECT_UNCLEAN: messages.Done,
     Operation.HEARTBEAT: messages.HeartbeatReply,
     Operation.REPLICA_FETCH: messages.ReplicaFetchResponse,
 }

@@ -115,6 +115,14 @@ class DeleteTopicRequest(Message):
     topic_id: TopicId | None = None
 
 
+class ElectUncleanRequest(Message):
+    """Let a broker lead a partition that has no leader, though its copy may lack acknowledged records."""
+
+    topic_id: TopicId
+    partition: PartitionNumber
+    broker: BrokerId
+
+
 class StatusRequest(Message):
     """How the broker itself is doing; answered even while it is fenced."""
 
@@ -239,7 +247,10 @@ class PartitionEntry(Row):
 
 
 class DescribePartitionsRequest(Message):
+    """Of the leader; or, with `own`, of whoever is asked, about the copy that it has."""
+
     entries: Annotated[list[PartitionEntry], Meta(max_length=4096)]
+    own: bool = False
 
 
 class PartitionHealth(Row):
@@ -249,6 +260,7 @@ class PartitionHealth(Row):
     log_end: Offset = -1
     segments: Count = 0
     bytes: Id64 = 0
+    last_epoch: Epoch = -1
 
 
 class DescribePartitionsResponse(Message):

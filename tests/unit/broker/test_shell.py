@@ -295,6 +295,30 @@ def test_offsets_are_listed_by_end_and_by_time(shell: Shell) -> None:
     assert [(r.error, r.offset) for r in shell.answer.results] == [(0, 0), (0, 3), (0, 1), (0, -1)]
 
 
+def describe(shell: Shell, own: bool) -> m.PartitionHealth:
+    shell.ask(Operation.DESCRIBE_PARTITIONS, m.DescribePartitionsRequest([m.PartitionEntry(TOPIC_ID, 0)], own))
+    (row,) = shell.answer.results
+    return row
+
+
+def test_a_copy_is_described_by_whoever_has_it_if_that_is_asked_for(shell: Shell) -> None:
+    shell.produce(b"one", b"two")
+    assert describe(shell, own=False).log_end == 2
+    shell.commit()
+    shell.answers.sent.clear()
+    shell.other(c.Fence([c.BrokerRef(0, 1)]))
+    shell.turn()
+    assert describe(shell, own=False).error == errors.NotLeader.code
+    row = describe(shell, own=True)
+    assert (row.error, row.log_end, row.last_epoch) == (0, 2, 0)
+
+
+def test_an_unclean_election_is_decided_by_the_cluster(shell: Shell) -> None:
+    shell.ask(Operation.ELECT_UNCLEAN, m.ElectUncleanRequest(TOPIC_ID, 0, 0))
+    shell.turn()
+    assert shell.answer.code == errors.InvalidRequest.code, "it has a leader"
+
+
 def test_producer_ids_differ(shell: Shell) -> None:
     for _ in range(3):
         shell.ask(Operation.PRODUCER_ID, m.ProducerIdRequest())

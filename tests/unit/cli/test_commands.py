@@ -285,6 +285,13 @@ class Part(NamedTuple):
     log_end: int | None = None
 
 
+class Copy(NamedTuple):
+    partition: int
+    broker: int
+    log_end: int
+    last_epoch: int
+
+
 class Topic(NamedTuple):
     name: str
     topic_id: bytes = b"\x01" * 16
@@ -320,6 +327,12 @@ def admin(monkeypatch) -> Any:
         def describe_topic(self, name: str) -> Topic:
             self._call("describe", name)
             return Topic(name)
+
+        def describe_replicas(self, name: str) -> list[Copy]:
+            return [Copy(0, 1, 9, 3), Copy(1, 1, 7, 3), Copy(1, 2, 5, 4)]
+
+        def elect_unclean(self, name: str, partition: int, broker: int) -> None:
+            self._call("elect", name, partition, broker)
 
     Admin.calls = []
     monkeypatch.setattr(zmqueue, "Admin", Admin, raising=False)
@@ -366,6 +379,20 @@ def test_topic_describe(admin):
     document = json.loads(run("topic", "describe", "t", "-o", "json").stdout)
     assert document["topic_id"] == "01" * 16
     assert document["partitions"][1]["high_watermark"] is None
+
+
+def test_topic_recover_shows_what_would_lead_and_changes_nothing(admin):
+    result = run("topic", "recover", "t")
+    assert result.exit_code == 5
+    assert result.stdout.splitlines()[1].split() == ["1", "1", "1", "(7,", "3)", "2", "(5,", "4)", "2"]
+    assert admin.calls[-1] == ("describe", "t")
+
+
+def test_topic_recover_lets_the_copy_of_the_latest_epoch_lead_where_nobody_does(admin):
+    result = run("topic", "recover", "t", "--accept-data-loss", "-o", "json")
+    assert result.exit_code == 0
+    assert [row["chosen"] for row in json.loads(result.stdout)] == [2]
+    assert admin.calls[-1] == ("elect", "t", 1, 2)
 
 
 def test_topic_rm_needs_a_yes(admin):
