@@ -11,7 +11,6 @@ import pytest
 
 from tests.integration.cluster import Cluster, running_cluster
 from zmqueue import Admin, Producer
-from zmqueue.client.admin import TopicDescription
 
 VICTIM = 3
 
@@ -22,29 +21,23 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-def without_its_disk(cluster: Cluster, broker: int) -> None:
+def replace_disk(cluster: Cluster, admin: Admin, broker: int) -> None:
+    """Kill the broker, empty its folder, start it, and wait until the cluster knows this life of it."""
+    former = admin.describe_cluster().brokers[broker].epoch
     cluster.kill(broker)
     folder: Path = cluster.data_dir / f"broker-{broker}"
     for path in folder.iterdir():
         if path.name != "stopped":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     cluster.start(broker)
+    deadline = time.monotonic() + 30
+    while (known := admin.describe_cluster().brokers[broker]).fenced or known.epoch == former:
+        assert time.monotonic() < deadline, known
+        time.sleep(0.1)
 
 
 def is_voting(admin: Admin, broker: int) -> bool:
     return admin.broker_status(broker).voting
-
-
-def settled(admin: Admin, topic: str) -> TopicDescription:
-    """The topic once the cluster knows the broker's new life."""
-    deadline = time.monotonic() + 30
-    while True:
-        described = admin.describe_topic(topic)
-        brokers = admin.describe_cluster().brokers
-        if not any(broker.fenced for broker in brokers):
-            return described
-        assert time.monotonic() < deadline, brokers
-        time.sleep(0.1)
 
 
 def test_a_partition_that_lost_its_only_copy_waits_until_the_loss_is_accepted(cluster: Cluster) -> None:
@@ -56,14 +49,14 @@ def test_a_partition_that_lost_its_only_copy_waits_until_the_loss_is_accepted(cl
         for partition in range(5):
             producer.send("lone", b"value", partition=partition).get(30)
         (lost,) = [p.partition for p in admin.describe_topic("lone").partitions if p.leader == VICTIM]
-        without_its_disk(cluster, VICTIM)
-        waiting = settled(admin, "lone").partitions[lost]
+        replace_disk(cluster, admin, VICTIM)
+        waiting = admin.describe_topic("lone").partitions[lost]
         assert (waiting.leader, waiting.isr) == (-1, [])
 
         asked = cluster.command("topic", "recover", "lone", check=False)
         assert asked.returncode == 5
         assert "--accept-data-loss" in asked.stderr
-        assert settled(admin, "lone").partitions[lost].leader == -1, "asking changes nothing"
+        assert admin.describe_topic("lone").partitions[lost].leader == -1, "asking changes nothing"
 
         cluster.command("topic", "recover", "lone", "--accept-data-loss")
         assert producer.send("lone", b"new", partition=lost).get(30).offset == 0
@@ -73,7 +66,7 @@ def test_a_partition_that_lost_its_only_copy_waits_until_the_loss_is_accepted(cl
 def test_a_broker_without_its_raft_folder_votes_again_only_when_admitted(cluster: Cluster) -> None:
     with Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
         if is_voting(admin, VICTIM):
-            without_its_disk(cluster, VICTIM)
+            replace_disk(cluster, admin, VICTIM)
         cluster.wait_healthy()
         assert not is_voting(admin, VICTIM)
         cluster.kill(0)

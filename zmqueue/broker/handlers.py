@@ -262,6 +262,8 @@ class Handlers:
 
     def _metadata(self, token: Token, request: m.MetadataRequest, raw: Frames) -> None:
         state = self._node.state
+        if not state.brokers:
+            raise errors.BrokerFenced("this broker is starting, and has not heard of any cluster yet")
         if request.topics is None:
             topics = list(state.topics.values())
         else:

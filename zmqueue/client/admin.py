@@ -25,6 +25,7 @@ from zmqueue.errors import (
     ConfigError,
     InvalidRequest,
     LeaderNotAvailable,
+    MetadataUnavailable,
     NoBrokersAvailable,
     UnknownTopicOrPartition,
     ZmqueueError,
@@ -105,6 +106,7 @@ class Admin:
             raise ConfigError(f"request_timeout_ms: {request_timeout_ms!r} is below 1")
         self._bootstrap = parse_bootstrap(bootstrap_servers)
         self._timeout_s = request_timeout_ms / 1000
+        self._index = 0  # of the newest metadata that was seen
         self._closing = threading.Event()
         self._network = Network(client_id)
         self._router = Router(self._network, self._bootstrap)
@@ -259,17 +261,24 @@ class Admin:
         raise answer
 
     def _metadata(self, topics: list[str] | None, deadline: float) -> messages.MetadataResponse:
-        answer: messages.MetadataResponse = self._command(
-            Operation.METADATA, messages.MetadataRequest(topics), deadline
-        )
-        return answer
+        """An answer that is not older than any before: a broker that starts knows what it knew when it stopped."""
+        while True:
+            answer: messages.MetadataResponse = self._command(
+                Operation.METADATA, messages.MetadataRequest(topics), deadline
+            )
+            if answer.index >= self._index:
+                self._index = answer.index
+                # Where brokers and leaders are is part of the answer.
+                self._network.post(partial(self._router.absorb, answer, topics))
+                return answer
+            if time.monotonic() >= deadline - ATTEMPT_S_MIN:
+                raise MetadataUnavailable("the brokers that answer have older metadata than others had")
+            self._pause(deadline)
 
     def _find(self, name: str, give_up: float, deadline: float) -> messages.TopicInfo:
         """A topic by a fresh answer; by several, until `give_up`, where the first did not know it."""
         while True:
             answer = self._metadata([name], deadline)
-            # Where the leaders are is part of the answer.
-            self._network.post(partial(self._router.absorb, answer, [name]))
             for topic in answer.topics:
                 if topic.name == name:
                     return topic

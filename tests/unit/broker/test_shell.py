@@ -210,8 +210,12 @@ def test_a_broker_that_has_not_registered_answers_status_only(tmp_path: Path) ->
     shell = Shell(tmp_path, Config())
     shell.ask(Operation.STATUS, m.StatusRequest())
     assert shell.answer.fenced
-    shell.ask(Operation.PRODUCER_ID, m.ProducerIdRequest())
-    assert shell.answer.code == errors.BrokerFenced.code
+    for operation, request in (
+        (Operation.PRODUCER_ID, m.ProducerIdRequest()),
+        (Operation.METADATA, m.MetadataRequest()),  # an empty cluster is not what the client is in
+    ):
+        shell.ask(operation, request)
+        assert shell.answer.code == errors.BrokerFenced.code
 
 
 def test_a_connection_with_too_many_open_requests_is_told_to_slow_down(tmp_path: Path) -> None:

@@ -465,6 +465,22 @@ def test_create_waits_until_every_partition_has_a_leader(cluster: FakeCluster, a
     assert answers[0] == 3
 
 
+def test_an_answer_older_than_one_before_is_asked_for_again(cluster: FakeCluster, admin: Admin) -> None:
+    assert admin.list_topics() == ["many", "t"]
+    former, stale = cluster.index, [3]
+
+    def script(seen: Seen) -> Any:
+        cluster.index = former
+        if seen.operation == Operation.METADATA and stale[0]:
+            stale[0] -= 1
+            cluster.index = former - 1
+        return None
+
+    cluster.script = script
+    admin.describe_cluster()
+    assert stale[0] == 0
+
+
 def test_errors_of_a_command_come_back_typed(cluster: FakeCluster, admin: Admin) -> None:
     cluster.script = lambda seen: errors.TopicExists.code if seen.operation == Operation.CREATE_TOPIC else None
     with pytest.raises(errors.TopicExists):
