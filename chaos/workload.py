@@ -45,8 +45,9 @@ def key(topic: str, partition: int) -> str:
 class Workload:
     """Starts and ends its threads together. `errors` counts what operations ended with."""
 
-    def __init__(self, recorder: Recorder, bootstrap: str) -> None:
+    def __init__(self, recorder: Recorder, bootstrap: str, delivery_timeout_ms: int = 30_000) -> None:
         self.recorder = recorder
+        self._delivery_timeout_ms = delivery_timeout_ms
         self.bootstrap = bootstrap
         self.errors: Counter[str] = Counter()
         self._numbers = itertools.count()
@@ -103,8 +104,8 @@ class Workload:
             bootstrap_servers=self.bootstrap,
             acks=acks,
             max_block_ms=5_000,
-            delivery_timeout_ms=30_000,
-            request_timeout_ms=10_000,
+            delivery_timeout_ms=self._delivery_timeout_ms,
+            request_timeout_ms=min(10_000, self._delivery_timeout_ms // 2),
         )
         add, a = self.recorder.add, 1 if acks == "1" else -1
         due = time.monotonic()
