@@ -1,8 +1,9 @@
 """Requests of clients: each checked, handed to the core or answered from what the broker knows, and always answered.
 
 A request that waits (a produce for its acknowledgement, a command for Raft, a fetch for records) holds nothing but its
-token: who asked, and under which head. How much may wait is bounded: per connection, in all, and in bytes of records; a
-request beyond that is answered `BUSY`, which clients retry.
+token: who asked, and under which head. How much may wait is bounded: per connection, in all, and in bytes of records,
+those on their way in as well as those that a client has asked for and does not read; a request beyond that is answered
+`BUSY`, which clients retry.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from msgspec import Struct
 from zmqueue import errors
 from zmqueue.broker.fetches import Fetches
 from zmqueue.broker.logs import Logs
+from zmqueue.broker.unread import COUNTED_BYTES_MIN, Unread
 from zmqueue.config import Config
 from zmqueue.core import commands as c
 from zmqueue.core import topic_config
@@ -77,6 +79,7 @@ class Handlers:
         self._waiting: dict[bytes, int] = {}  # unanswered requests by connection
         self._waiting_total = 0
         self._bytes_in_flight = 0
+        self._unread = Unread(config.broker.fetch_bytes_max, config.broker.bytes_in_flight_max)
         self._producer_ids = iter(range(0))
         self._producer_id_waiters: list[Token] = []
         self._table: dict[Operation, Callable[[Token, Any, Frames], None]] = {
@@ -158,7 +161,17 @@ class Handlers:
         self._send(token[0], f.failure(token[1], code, text))
 
     def _answer_fetch(self, token: Token, response: m.FetchResponse, raw: Frames) -> None:
-        self._answer(token, response, raw)
+        identity, size = token[0], sum(map(len, raw))
+        if size < COUNTED_BYTES_MIN:
+            self._answer(token, response, raw)
+        elif not self._unread.has_room(identity):
+            self._fail(token, errors.Busy.code, "earlier answers have not been read")
+        else:
+            self._done(token)
+            assert self._socket is not None
+            departure = self._socket.send_traced([identity, *f.response(token[1], response, raw)])
+            if departure is not None:
+                self._unread.add(identity, size, departure)
 
     @property
     def waiting(self) -> int:
