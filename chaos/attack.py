@@ -7,6 +7,8 @@
                                        what is no message, is too large, or never ends; WHAT: client, peer, push, raft
     produce BOOTSTRAP TOPIC MIB_PER_S  records of 10 kB until its stdin ends
     consume BOOTSTRAP TOPIC [PAUSE_S]  reads the topic and rests between polls, until its stdin ends
+    hoard HOST PORT TOPIC_ID PARTITION REQUESTS
+                                       asks for records again and again and reads no answer, until its stdin ends
 
 What they achieved comes as one line of JSON on stdout: when all is open, or at the end. They are processes because the
 harness, too, has clients whose latency is measured.
@@ -32,6 +34,7 @@ TRICKLE_S = 0.5
 RECORD_BYTES = 10_000
 PARTITIONS = 10
 CONNECT_S_MAX = 5.0
+CALLING_MAX = 50
 GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "golden" / "frames.json"
 # These would be obeyed, or ask for what other brokers alone may have.
 SPARED = ("CREATE_TOPIC", "DELETE_TOPIC", "ELECT_UNCLEAN")
@@ -61,7 +64,7 @@ def stdin_ends_within(seconds: float) -> bool:
 def flood(host: str, port: int, kind: str, connections: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    open_ones = [sock for _ in range(connections) if (sock := _connect(host, port)) is not None]
+    open_ones = _connect_many(host, port, connections)
     if kind == "greeted":
         for sock in open_ones:
             _write(sock, GREETING + ready(b"DEALER"))
@@ -69,9 +72,31 @@ def flood(host: str, port: int, kind: str, connections: int) -> None:
     said = 0
     while not stdin_ends_within(TRICKLE_S):
         if kind == "trickle":
-            said += 1
             for sock in open_ones:
                 _write(sock, GREETING[said : said + 1])
+            said += 1
+
+
+def _connect_many(host: str, port: int, connections: int) -> list[socket.socket]:
+    """As fast as they are accepted: a backlog that overflows would cost seconds of retransmission."""
+    open_ones: list[socket.socket] = []
+    calling: dict[int, socket.socket] = {}
+    poller = select.poll()
+    begun = 0
+    while begun < connections or calling:
+        while begun < connections and len(calling) < CALLING_MAX:
+            begun += 1
+            sock = socket.socket()
+            sock.setblocking(False)
+            sock.connect_ex((host, port))
+            calling[sock.fileno()] = sock
+            poller.register(sock, select.POLLOUT)
+        for fd, _ in poller.poll():
+            poller.unregister(fd)
+            sock = calling.pop(fd)
+            if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
+                open_ones.append(sock)
+    return open_ones
 
 
 def _connect(host: str, port: int) -> socket.socket | None:
@@ -83,6 +108,21 @@ def _connect(host: str, port: int) -> socket.socket | None:
     return sock
 
 
+def _greet(sock: socket.socket, socket_type: bytes) -> bool:
+    """The whole handshake. What is sent before the other side has ended its own would only be refused."""
+    _write(sock, GREETING + ready(socket_type))
+    heard = b""
+    while b"READY" not in heard:
+        data = b""
+        if select.select([sock], [], [], CONNECT_S_MAX)[0]:
+            with contextlib.suppress(OSError):
+                data = sock.recv(4096)
+        if not data:
+            return False
+        heard += data
+    return True
+
+
 def _write(sock: socket.socket, data: bytes) -> None:
     with contextlib.suppress(OSError):  # closed by the broker, as it should be
         sock.send(data)
@@ -91,19 +131,23 @@ def _write(sock: socket.socket, data: bytes) -> None:
 # -- bytes ---------------------------------------------------------------------------------------------------------
 
 
-def mutants(rng: random.Random, prefix: str) -> Iterator[list[bytes]]:
+def samples(kind: str) -> dict[str, list[bytes]]:
+    """Good messages of a kind (request, response), by their names."""
+    return {
+        name: [bytes.fromhex(frame) for frame in frames]
+        for name, frames in json.loads(GOLDEN.read_text()).items()
+        if name.endswith(kind) and not name.startswith(SPARED)
+    }
+
+
+def mutants(rng: random.Random, kind: str) -> Iterator[list[bytes]]:
     """Requests as they should be, but for a few bytes; and frames that never were any."""
-    golden = json.loads(GOLDEN.read_text())
-    samples = [
-        [bytes.fromhex(frame) for frame in frames]
-        for name, frames in golden.items()
-        if prefix in name and not name.startswith(SPARED)
-    ]
+    good = list(samples(kind).values())
     while True:
         if rng.random() < 0.2:
             yield [rng.randbytes(rng.randrange(200)) for _ in range(rng.randint(1, 5))]
             continue
-        frames = [bytearray(frame) for frame in rng.choice(samples)]
+        frames = [bytearray(frame) for frame in rng.choice(good)]
         for _ in range(rng.randint(0, 4)):
             frame = rng.choice(frames)
             if frame:
@@ -115,21 +159,21 @@ def mutants(rng: random.Random, prefix: str) -> Iterator[list[bytes]]:
         yield [bytes(frame) for frame in frames] or [b""]
 
 
-def raw_inputs(rng: random.Random, what: str) -> Iterator[bytes]:
-    """Whole conversations over TCP."""
-    greeted = GREETING + ready(b"SUB" if what == "push" else b"DEALER") if what != "raft" else b""
+def raw_inputs(rng: random.Random) -> Iterator[tuple[bool, bytes]]:
+    """Whole conversations over TCP: whether a proper handshake comes first, and what is said then."""
     while True:
         match rng.randrange(5):
             case 0:
-                yield rng.randbytes(rng.randrange(1, 2_000))
+                yield False, rng.randbytes(rng.randrange(1, 2_000))
             case 1:
-                yield greeted + rng.randbytes(rng.randrange(1, 2_000))
+                yield True, rng.randbytes(rng.randrange(1, 2_000))
             case 2:  # longer than anything allowed
-                yield greeted + bytes([LONG]) + struct.pack(">Q", rng.choice([17 * MIB, 1 << 40, (1 << 63) - 1]))
+                size = rng.choice([17 * MIB, 1 << 40, (1 << 63) - 1])
+                yield True, bytes([LONG]) + struct.pack(">Q", size) + rng.randbytes(20_000)
             case 3:  # announced, and never finished
-                yield greeted + bytes([LONG | MORE]) + struct.pack(">Q", 64 << 10) + rng.randbytes(30_000)
-            case 4:  # a long length for Raft's own frames as well
-                yield greeted + b"\xff\xff\xff\x7f" + rng.randbytes(100)
+                yield True, bytes([LONG | MORE]) + struct.pack(">Q", 64 << 10) + rng.randbytes(30_000)
+            case 4:  # a length beyond all bounds for Raft's own frames
+                yield False, b"\xff\xff\xff\x7f" + rng.randbytes(100)
 
 
 class Fuzzer:
@@ -137,7 +181,8 @@ class Fuzzer:
 
     def __init__(self, host: str, port: int, what: str, rng: random.Random) -> None:
         self._address = (host, port)
-        self._raw = raw_inputs(rng, what)
+        self._raw = raw_inputs(rng)
+        self._greeted_as = {"push": b"SUB", "raft": b""}.get(what, b"DEALER")
         self._sock: zmq.Socket[bytes] | None = None
         self._messages: Iterator[list[bytes]] = iter(())
         if what != "raft":
@@ -164,7 +209,10 @@ class Fuzzer:
         if sock is None:
             return False
         with sock:
-            _write(sock, next(self._raw))
+            greets, said = next(self._raw)
+            if greets and self._greeted_as and not _greet(sock, self._greeted_as):
+                return False
+            _write(sock, said)
             if select.select([sock], [], [], 0.001)[0]:
                 with contextlib.suppress(OSError):
                     sock.recv(4096)
@@ -230,6 +278,22 @@ def consume(bootstrap: str, topic: str, pause_s: float = 0.0) -> None:
     tell(mib=round(read * RECORD_BYTES / MIB, 1))
 
 
+def hoard(host: str, port: int, topic_id: bytes, partition: int, requests: int) -> None:
+    from zmqueue.wire.frames import Operation, request
+    from zmqueue.wire.messages import FetchEntry, FetchRequest
+
+    sock = _connect(host, port)
+    if sock is None or not _greet(sock, b"DEALER"):
+        sys.exit("no connection")
+    wanted = FetchRequest(0, 1, 8 * MIB, 1_000_000, [FetchEntry(topic_id, partition, 0, 8 * MIB)])
+    for number in range(requests):
+        head, body = request(Operation.FETCH, number, wanted)
+        _write(sock, bytes([MORE, len(head)]) + head + bytes([0, len(body)]) + body)
+    tell(asked=requests)
+    while not stdin_ends_within(60.0):
+        continue
+
+
 def main(arguments: list[str]) -> None:
     match arguments:
         case ["flood", host, port, kind, connections]:
@@ -240,6 +304,8 @@ def main(arguments: list[str]) -> None:
             produce(bootstrap, topic, float(mib_per_s))
         case ["consume", bootstrap, topic, *pause_s]:
             consume(bootstrap, topic, *map(float, pause_s))
+        case ["hoard", host, port, topic_id, partition, requests]:
+            hoard(host, int(port), bytes.fromhex(topic_id), int(partition), int(requests))
         case _:
             sys.exit(__doc__)
 

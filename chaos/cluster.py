@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import importlib.util
 import os
 import random
@@ -35,7 +36,7 @@ import msgspec
 from chaos.proxy import CLIENTS, Proxy, Route
 from zmqueue import Admin
 from zmqueue.broker.raft_folder import format_folder
-from zmqueue.client.admin import TopicDescription
+from zmqueue.client.admin import ReplicaDescription, TopicDescription
 from zmqueue.config import CLUSTER_FILE, ENV_PREFIX, SECRET_FILE, ClusterFile, load, variable_for
 from zmqueue.core.admission import refusal
 from zmqueue.errors import ZmqueueError
@@ -370,6 +371,18 @@ class Cluster:
         format_folder(self.folder(broker) / "raft", self._made.cluster_id, broker, admit=True)
         self.start(broker)
         return True
+
+    def accept_loss(self, topic: str) -> None:
+        """As an operator would: of each partition without a leader, the copy leads that has the most."""
+        best: dict[int, ReplicaDescription] = {}
+        for replica in self.ask(lambda: self.admin.describe_replicas(topic)):
+            known = best.get(replica.partition)
+            if known is None or (replica.last_epoch, replica.log_end) > (known.last_epoch, known.log_end):
+                best[replica.partition] = replica
+        for partition in self.describe(topic).partitions:
+            if partition.leader < 0:
+                number, broker = partition.partition, best[partition.partition].broker
+                self.ask(functools.partial(self.admin.elect_unclean, topic, number, broker))
 
     def ask(self, question: Callable[[], T], timeout_s: float = 30.0) -> T:
         """Again and again until there is an answer; what cannot be answered in time is NotHealed."""

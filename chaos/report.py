@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-from array import array
 from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Any
@@ -75,22 +74,23 @@ def timeline(events: Iterable[Event], faults: list[Injected]) -> Timeline:
     return Timeline(seconds, faults)
 
 
-def latency_ratio(events: Iterable[Event], windows: Iterable[tuple[bool, float, float]]) -> dict[str, float]:
+def latency_ratio(
+    events: Iterable[Event], windows: Iterable[tuple[bool, float, float, frozenset[str]]]
+) -> dict[str, float]:
     """The p99 of sends that began in calm windows and in the others, and how many times the one is the other."""
     begun: dict[int, float] = {}
-    times, latencies = array("d"), array("d")
+    sends: list[tuple[float, float, str]] = []
     for event in events:
         if event.f == "send" and event.a != 1:
             if event.e == INVOKE:
                 begun[event.v] = event.t
             elif event.e == OK and (at := begun.pop(event.v, None)) is not None:
-                times.append(at)
-                latencies.append(event.t - at)
-    order = sorted(range(len(times)), key=times.__getitem__)
-    starts = [times[n] for n in order]
+                sends.append((at, event.t - at, event.k))
+    sends.sort()
     found: dict[bool, list[float]] = {True: [], False: []}
-    for calm, begin_s, end_s in windows:
-        found[calm] += (latencies[n] for n in order[bisect_left(starts, begin_s) : bisect_left(starts, end_s)])
+    for calm, begin_s, end_s, keys in windows:
+        some = sends[bisect_left(sends, (begin_s,)) : bisect_left(sends, (end_s,))]
+        found[calm] += (latency_s for _, latency_s, key in some if not keys or key in keys)
     if not found[True] or not found[False]:
         return {}
     calm_s, pressed_s = quantile(found[True], 0.99), quantile(found[False], 0.99)

@@ -19,7 +19,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -95,12 +95,10 @@ class Run:
             try:
                 self._break(recorder, faults)
                 self.seconds = time.monotonic() - began
-                if not spec.ends_offline:
-                    self._heal(cluster, faults)
+                self._heal(cluster, faults)
                 load.stop()
-                if not spec.ends_offline:
-                    self._read(recorder, cluster)
-                    self._dump_replicas(recorder, cluster)
+                self._read(recorder, cluster)
+                self._dump_replicas(recorder, cluster)
             except NotHealed as error:
                 self._problem("NOT-HEALED", str(error))
             except RuntimeError as error:
@@ -149,9 +147,8 @@ class Run:
             self._note_window(True, calm_since, began)
             steps = self._choose(nth)
             self._inject(recorder, faults, steps)
-            if self.spec.ends_offline:
+            if self.spec.accepts_loss:
                 self._check_offline(faults.cluster)
-                return
             ended = recorder.now()
             faults.cluster.await_whole(self._topics, HEAL_S_MAX)
             calm_since = recorder.now()
@@ -178,14 +175,14 @@ class Run:
             begun.append((getattr(faults, step.fault)(**step.arguments), began))
             time.sleep(self._rng.uniform(*step.hold_s))
         for hit, began in begun:
-            self._note_window(False, began + (self.spec.settle_s or 0.0), recorder.now())
+            self._note_window(False, began + (self.spec.settle_s or 0.0), recorder.now(), hit.keys)
             hit.undo()
             ended = recorder.add(HARNESS, OK, "fault", x=hit.text)
             self.injected.append(Injected(hit.text, began, ended, hit.repetitions))
 
-    def _note_window(self, calm: bool, begin_s: float, end_s: float) -> None:
+    def _note_window(self, calm: bool, begin_s: float, end_s: float, keys: Iterable[str] = ()) -> None:
         if self.spec.settle_s is not None and begin_s < end_s:
-            self._windows.append(Window(calm, begin_s, end_s))
+            self._windows.append(Window(calm, begin_s, end_s, frozenset(keys)))
 
     def _check_offline(self, cluster: Cluster) -> None:
         cluster.await_whole([], HEAL_S_MAX)
@@ -197,6 +194,7 @@ class Run:
                     name = workload.key(topic, partition.partition)
                     self._problem("UNCLEAN-LEADER", f"{name} is led by {partition.leader}")
             self._say(f"{topic}: {sum(p.leader < 0 for p in partitions)} of {len(partitions)} partitions are offline")
+            cluster.accept_loss(topic)
 
     def _choose(self, nth: int) -> list[Step]:
         """One step, or two that may last at the same time."""

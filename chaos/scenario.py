@@ -6,7 +6,8 @@ workloads        w1, w4, w5
 order            cycle: the steps one after the other; random: any of them, by the seed
 pair_share       of the steps with `pairs`, in a random order: how many are joined by another such while they last
 fsync_delay_ms   every sync takes this much longer, so that more is written and not synced when power is cut
-ends_offline     the first fault leaves every partition without a replica to believe: it must stay without a leader
+accepts_loss     a fault leaves every partition without a replica to believe: it must stay without a leader until an
+                 operator accepts the loss
 control          must end with anomalies: what it does, nothing can survive
 proxied          links between brokers go through a proxy, which can cut them; clients_proxied: those of clients as well
 clocks           brokers' wall clocks can be moved (libfaketime)
@@ -84,7 +85,7 @@ class Scenario(Struct, frozen=True, forbid_unknown_fields=True):
     clients_proxied: bool = False
     clocks: bool = False
     control: bool = False
-    ends_offline: bool = False
+    accepts_loss: bool = False
     tmpfs_mib: int = 0
     raft_tmpfs_mib: int = 0
     settle_s: Seconds | None = None

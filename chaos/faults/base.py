@@ -30,6 +30,7 @@ class Window(NamedTuple):
     calm: bool
     begin_s: float
     end_s: float
+    keys: frozenset[str] = frozenset()  # empty: all
 
 
 class Plan(NamedTuple):

@@ -8,6 +8,7 @@ though they were not closed from outside. Latency: see `settle_s` in chaos/scena
 from __future__ import annotations
 
 import json
+import select
 import signal
 import subprocess
 import sys
@@ -26,6 +27,13 @@ BACKLOG_TOPIC = "backlog"
 BACKLOG_MIB_PER_S = 12.0
 BACKLOG_WARM_S = 6.0
 SLOW_POLL_S = 0.5
+HOARD_REQUESTS = 100
+
+
+def _has_spoken(child: subprocess.Popen[str]) -> bool:
+    """Or has ended."""
+    assert child.stdout is not None
+    return bool(select.select([child.stdout], [], [], 0)[0])
 
 
 class PressureFaults(FaultBase):
@@ -80,8 +88,10 @@ class PressureFaults(FaultBase):
         fds, rss = self.cluster.open_files(broker), self._rss([broker])
         self._begin(text, keys)
         child = self._attack("flood", HOST, self.cluster.port(broker, port), kind, connections)
+        self._watch([broker], rss, lambda: _has_spoken(child))
         opened = int(self._told(child)["opened"])
         since = time.monotonic()
+        self._measure("fds_peak", self.cluster.open_files(broker))
         self._watch(
             [broker],
             rss,
@@ -113,7 +123,8 @@ class PressureFaults(FaultBase):
 
     def backlog(self) -> Hit:
         """One consumer stands still and another is slow while the topic that they read grows: by 1 GiB in a run that
-        takes two minutes or more, else by 256 MiB. Calm is the same load with a consumer that keeps up."""
+        takes two minutes or more, else by 256 MiB. In the end others ask for all of it and read nothing. Calm is the
+        same load with a consumer that keeps up."""
         mib = 1_024 if self._plan.seconds >= 120 else 256
         brokers = list(range(self.cluster.brokers))
         bootstrap = self.cluster.bootstrap
@@ -134,9 +145,21 @@ class PressureFaults(FaultBase):
         until = time.monotonic() + mib / BACKLOG_MIB_PER_S
         self._watch(brokers, rss, lambda: time.monotonic() > until)
         consumer.send_signal(signal.SIGCONT)
+        hoards = self._hoards()
         until = time.monotonic() + BACKLOG_WARM_S
         self._watch(brokers, rss, lambda: time.monotonic() > until)
         self.windows.append(Window(False, began, self._recorder.now()))
-        for child in (producer, slow, consumer):
+        for child in (producer, slow, consumer, *hoards):
             self._let_end(child)
         return Hit(text, [], nothing)
+
+    def _hoards(self) -> list[subprocess.Popen[str]]:
+        """Clients that ask every leader for all it has, and read nothing of it."""
+        topic = self.cluster.describe(BACKLOG_TOPIC)
+        leaders = {partition.leader: partition.partition for partition in topic.partitions}
+        return [
+            self._attack(
+                "hoard", HOST, self.cluster.port(leader, "client"), topic.topic_id.hex(), number, HOARD_REQUESTS
+            )
+            for leader, number in leaders.items()
+        ]

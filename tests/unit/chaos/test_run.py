@@ -13,7 +13,7 @@ import pytest
 
 from chaos import campaign, report, run, scenario, table
 from chaos.checker import Gap, Verdict
-from chaos.faults import is_fault
+from chaos.faults import Window, is_fault
 from chaos.history import INVOKE, OK, Event
 from chaos.proxy import Proxy, Route
 from chaos.report import Injected, Timeline
@@ -96,10 +96,16 @@ def test_gaps_of_brokers_that_led_raft_count_apart() -> None:
 def test_the_latency_of_sends_under_pressure_is_compared_with_calm() -> None:
     events = []
     for v in range(20):
-        events += [Event(v, 1, INVOKE, "send", v=v), Event(v + (0.1 if v < 10 else 0.3), 1, OK, "send", v=v)]
-    found = report.latency_ratio(events, [(True, 0, 10), (False, 10, 20)])
-    assert found == {"p99_calm_ms": 100.0, "p99_pressed_ms": 300.0, "p99_ratio": 3.0}
-    assert report.latency_ratio(events, [(True, 0, 10)]) == {}
+        k, took_s = ("hit", 0.3) if v == 15 else ("t", 0.1 if v < 10 else 0.2)
+        events += [Event(v, 1, INVOKE, "send", k=k, v=v), Event(v + took_s, 1, OK, "send", k=k, v=v)]
+    calm, pressed = Window(True, 0, 10), Window(False, 10, 15)
+    assert report.latency_ratio(events, [calm, pressed]) == {
+        "p99_calm_ms": 100.0,
+        "p99_pressed_ms": 200.0,
+        "p99_ratio": 2.0,
+    }
+    assert report.latency_ratio(events, [calm, Window(False, 10, 20, frozenset({"hit"}))])["p99_ratio"] == 3.0
+    assert report.latency_ratio(events, [calm]) == {}
 
 
 def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
