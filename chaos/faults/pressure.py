@@ -123,7 +123,7 @@ class PressureFaults(FaultBase):
 
     def backlog(self) -> Hit:
         """One consumer stands still and another is slow while the topic that they read grows: by 1 GiB in a run that
-        takes two minutes or more, else by 256 MiB. In the end others ask for all of it and read nothing. Calm is the
+        takes two minutes or more, else by 256 MiB. In the end another asks for all of it and reads nothing. Calm is the
         same load with a consumer that keeps up."""
         mib = 1_024 if self._plan.seconds >= 120 else 256
         brokers = list(range(self.cluster.brokers))
@@ -145,21 +145,17 @@ class PressureFaults(FaultBase):
         until = time.monotonic() + mib / BACKLOG_MIB_PER_S
         self._watch(brokers, rss, lambda: time.monotonic() > until)
         consumer.send_signal(signal.SIGCONT)
-        hoards = self._hoards()
+        hoard = self._hoard()
         until = time.monotonic() + BACKLOG_WARM_S
         self._watch(brokers, rss, lambda: time.monotonic() > until)
         self.windows.append(Window(False, began, self._recorder.now()))
-        for child in (producer, slow, consumer, *hoards):
+        for child in (producer, slow, consumer, hoard):
             self._let_end(child)
         return Hit(text, [], nothing)
 
-    def _hoards(self) -> list[subprocess.Popen[str]]:
-        """Clients that ask every leader for all it has, and read nothing of it."""
+    def _hoard(self) -> subprocess.Popen[str]:
+        """A client that asks a leader for all it has, and reads nothing of it."""
         topic = self.cluster.describe(BACKLOG_TOPIC)
-        leaders = {partition.leader: partition.partition for partition in topic.partitions}
-        return [
-            self._attack(
-                "hoard", HOST, self.cluster.port(leader, "client"), topic.topic_id.hex(), number, HOARD_REQUESTS
-            )
-            for leader, number in leaders.items()
-        ]
+        one = self.rng.choice([partition for partition in topic.partitions if partition.leader >= 0])
+        port = self.cluster.port(one.leader, "client")
+        return self._attack("hoard", HOST, port, topic.topic_id.hex(), one.partition, HOARD_REQUESTS)

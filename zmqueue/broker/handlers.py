@@ -39,6 +39,7 @@ _logger = logging.getLogger(__name__)
 MESSAGES_PER_TURN = 100
 COMMAND_TIMEOUT_MS = 15_000
 PRODUCER_IDS_PER_BLOCK = 1_000
+UNREAD = "earlier answers have not been read"
 
 Token = tuple[bytes, Head]
 
@@ -89,7 +90,7 @@ class Handlers:
             Operation.DELETE_TOPIC: self._delete_topic,
             Operation.PRODUCER_ID: self._producer_id,
             Operation.PRODUCE: self._produce,
-            Operation.FETCH: lambda token, request, raw: self.fetches.on_fetch(token, request, self._clock()),
+            Operation.FETCH: self._fetch,
             Operation.LIST_OFFSETS: self._list_offsets,
             Operation.DESCRIBE_PARTITIONS: self._describe_partitions,
             Operation.ELECT_UNCLEAN: self._elect_unclean,
@@ -160,12 +161,17 @@ class Handlers:
         self._done(token)
         self._send(token[0], f.failure(token[1], code, text))
 
+    def _fetch(self, token: Token, request: m.FetchRequest, raw: Frames) -> None:
+        if not self._unread.has_room(token[0]):  # looked at again before the answer leaves; here it spares the disk
+            raise errors.Busy(UNREAD)
+        self.fetches.on_fetch(token, request, self._clock())
+
     def _answer_fetch(self, token: Token, response: m.FetchResponse, raw: Frames) -> None:
         identity, size = token[0], sum(map(len, raw))
         if size < COUNTED_BYTES_MIN:
             self._answer(token, response, raw)
         elif not self._unread.has_room(identity):
-            self._fail(token, errors.Busy.code, "earlier answers have not been read")
+            self._fail(token, errors.Busy.code, UNREAD)
         else:
             self._done(token)
             assert self._socket is not None

@@ -275,6 +275,20 @@ def test_a_client_that_does_not_read_gets_no_more_records_until_it_does(tmp_path
     assert not shell.answer.results[0].error
 
 
+def test_fetches_that_wait_are_held_to_what_is_unread_as_well(tmp_path: Path) -> None:
+    shell = Shell(tmp_path, Config(broker=BrokerConfig(fetch_bytes_max=1 << 16)))
+    shell.lead()
+    for _ in range(3):
+        shell.fetch(0, wait_ms=500)
+    shell.produce(b"x" * 50_000)
+    shell.commit()
+    codes = [
+        getattr(answer, "code", 0) for _, answer, _ in shell.answers.sent if not isinstance(answer, m.ProduceResponse)
+    ]
+    assert codes == [0, 0, errors.Busy.code]
+    assert shell.handlers.waiting == 0
+
+
 def test_a_waiting_fetch_is_answered_as_soon_as_there_is_something(shell: Shell) -> None:
     shell.fetch(0, wait_ms=5_000)
     assert not shell.answers.sent
