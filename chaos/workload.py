@@ -27,6 +27,7 @@ from zmqueue.errors import InvalidRecord, MessageTooLarge, ZmqueueError
 POLL_MS = 200
 SAMPLE_S = 0.5
 CHURN_S = 0.5
+CHURN_YOUNG, CHURN_OLD = 3, 43  # how many topics later one is deleted; both leave the same remainder of four
 FLUSH_S_MAX = 40.0
 JOIN_S_MAX = 60.0
 FINAL_S_MAX = 90.0
@@ -164,8 +165,10 @@ class Workload:
                     return
                 name = f"churn-{n}"
                 self._topic(p, name, "create", partial(admin.create_topic, name, 3, 2))
-                if n >= 3 and n % 4:
-                    old = f"churn-{n - 3}"
+                # One in four stays for a while, and not for ever: a longer run must not be one of a larger cluster.
+                before = n - (CHURN_YOUNG if n % 4 else CHURN_OLD)
+                if before >= 0:
+                    old = f"churn-{before}"
                     self._topic(p, old, "delete", partial(admin.delete_topic, old))
 
     def _topic(self, p: int, name: str, what: str, do: Callable[[], object]) -> None:
