@@ -7,11 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from chaos import disk
+from chaos.cluster import NotHealed
 from chaos.faults.base import HARNESS, FaultBase, Hit
 from chaos.history import OK
 
 POWER_OFF_AFTER_S = 1.0
 FILLER = "filler"
+STANDSTILL_S_MAX = 60.0
+PAGE_BYTES = 4096
 
 
 class DiskFaults(FaultBase):
@@ -88,10 +91,31 @@ class DiskFaults(FaultBase):
         return self._fill(f"disk full on {broker}", broker, self._fillers(broker)[0])
 
     def raft_disk_full(self, controller: bool = False) -> Hit:
-        """The same where the Raft folder alone has a tmpfs. Its reserve is given up first, so that is taken as well."""
+        """The same where the Raft folder alone has a tmpfs. The journal gives up its reserve and lives on that, then on
+        what is left of its last page: the fault is there once it stands still while those of others grow."""
         broker = self._controller() if controller else self._some_leader()
         who = f"controller {broker}" if controller else str(broker)
-        return self._fill(f"Raft disk full on {who}", broker, self._fillers(broker)[1])
+        filler = self._fillers(broker)[1]
+        hit = self._fill(f"Raft disk full on {who}", broker, filler)
+        deadline = time.monotonic() + STANDSTILL_S_MAX
+        while (filler.parent / "reserve").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self._take_room(filler)
+        before = self._journal_sizes()
+        while not self._stands_still(broker, before):
+            if time.monotonic() > deadline:
+                raise NotHealed(f"the Raft journal of {broker} does not fill its disk within {STANDSTILL_S_MAX:g} s")
+            time.sleep(0.1)
+        return hit._replace(text=f"{hit.text}, journal stands still")
+
+    def _journal_sizes(self) -> list[int]:
+        brokers = range(self.cluster.brokers)
+        return [(self.cluster.folder(broker) / "raft" / "journal").stat().st_size for broker in brokers]
+
+    def _stands_still(self, broker: int, before: list[int]) -> bool:
+        """Others have written a page more than it has: no message is under way for so long."""
+        growth = [now - then for now, then in zip(self._journal_sizes(), before, strict=True)]
+        return max(growth) - growth[broker] > PAGE_BYTES
 
     def _fillers(self, broker: int) -> tuple[Path, Path]:
         return self.cluster.node(broker) / FILLER, self.cluster.folder(broker) / "raft" / FILLER
@@ -99,13 +123,18 @@ class DiskFaults(FaultBase):
     def _fill(self, text: str, broker: int, filler: Path) -> Hit:
         keys = self._led_by(broker)
         self._begin(text, keys)
-        with filler.open("wb", buffering=0) as file:
+        text += f" after {self._take_room(filler) >> 20} MiB"
+        return Hit(text, keys, lambda: filler.unlink(missing_ok=True))
+
+    def _take_room(self, filler: Path) -> int:
+        """All that is left on its disk; how large it is now."""
+        with filler.open("ab", buffering=0) as file:
             try:
                 while file.write(bytes(1 << 16)):
                     continue
             except OSError:  # full, as wanted
-                text += f" after {file.tell() >> 20} MiB"
-        return Hit(text, keys, lambda: filler.unlink(missing_ok=True))
+                return file.tell()
+        raise AssertionError("a write of nothing was a success")
 
     # -- power -----------------------------------------------------------------------------------------------------
 
