@@ -273,6 +273,12 @@ class CorruptLog(ZmqueueError):
     code = 1010
 
 
+class CorruptIndex(ZmqueueError):
+    """An index does not prove. It is a cache: the log is read without it, and it is made anew."""
+
+    code = 1014
+
+
 class DataFolderInUse(ZmqueueError):
     """Another process holds the lock of this data folder."""
 

@@ -106,4 +106,4 @@ def view(log: PartitionLog) -> LogView:
 
 
 def history(log: PartitionLog) -> tuple[Epochs, Producers]:
-    return Epochs(log.epochs), Producers(log.headers(log.log_start))
+    return Epochs(log.epochs), log.producers.copy()

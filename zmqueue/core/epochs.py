@@ -33,6 +33,11 @@ class Epochs:
             return NO_EPOCH, log_start
         return self.entries[at - 1][0], self.entries[at][1] if at < len(self.entries) else log_end
 
+    def within(self, start: int, end: int) -> list[tuple[int, int]]:
+        """The epochs of the records in [start, end), each with its first offset there."""
+        at = max(0, bisect_right(self.entries, start, key=lambda entry: entry[1]) - 1)
+        return [(epoch, max(first, start)) for epoch, first in self.entries[at:] if first < end and start < end]
+
     def truncate(self, end: int) -> None:
         while self.entries and self.entries[-1][1] >= end:
             self.entries.pop()

@@ -26,10 +26,13 @@ from pathlib import Path
 
 from zmqueue.config import LogConfig
 from zmqueue.core.epochs import Epochs
-from zmqueue.errors import CorruptBatch, CorruptLog, OffsetOutOfRange, StorageFull, ZmqueueError
+from zmqueue.core.producers import Producers
+from zmqueue.errors import CorruptBatch, CorruptIndex, CorruptLog, OffsetOutOfRange, StorageFull, ZmqueueError
 from zmqueue.log.files import Buffer, Files, OpenFile
+from zmqueue.log.index import SPAN_MAX, load
 from zmqueue.log.recovery import MARKER, Recovered, Recovery, recover
-from zmqueue.log.segment import SPAN_MAX, Segment
+from zmqueue.log.segment import Segment
+from zmqueue.log.start import load_start
 from zmqueue.wire.batch import HEADER_BYTES, Batch, BatchHeader, check_body, decode
 
 DELETED = ".deleted"
@@ -91,11 +94,12 @@ class PartitionLog:
         self._segment_bytes_max = min(config.segment_bytes_max, SPAN_MAX)
         self._segments: list[Segment] = recovered.segments
         self._bases = [segment.base_offset for segment in self._segments]
-        self._epochs: Epochs = recovered.epochs
+        self._epochs: Epochs = recovered.history.epochs
+        self._producers: Producers = recovered.history.producers
         self._hints: dict[int, tuple[Segment, int]] = {}
         # Somebody will sync; otherwise files need not stay open for it.
         self._synced_later = not files.volatile and config.fsync != "os"
-        self.log_start = self._bases[0]
+        self.log_start = recovered.log_start
         self.log_end = self.durable_end = self._segments[-1].next_offset
         self.generation = 0
         # Really synced, whatever the fsync mode calls durable.
@@ -105,9 +109,9 @@ class PartitionLog:
         self._folders_synced = 0
 
     @classmethod
-    def open(cls, files: Files, folder: str | Path, config: LogConfig, verify_from: int = 0) -> PartitionLog:
+    def open(cls, files: Files, folder: str | Path, config: LogConfig, trusted: bool = True) -> PartitionLog:
         """Creates or recovers; `recovery` says what happened. Raises FutureFormat, StorageFailed, StorageFull."""
-        return cls(files, str(folder), config, recover(files, str(folder), config, verify_from))
+        return cls(files, str(folder), config, recover(files, str(folder), config, trusted))
 
     # -- what there is
 
@@ -128,6 +132,11 @@ class PartitionLog:
     def last_epoch(self) -> int:
         """The epoch of the last batch, -1 if there is none."""
         return self._epochs.last
+
+    @property
+    def producers(self) -> Producers:
+        """What each producer last wrote, including what retention has removed since."""
+        return self._producers
 
     # -- append
 
@@ -166,9 +175,10 @@ class PartitionLog:
             return
         file = segment.file or segment.opened()
         file.append(buffers, size - segment.size)
-        epochs = self._epochs
+        epochs, producers = self._epochs, self._producers
         for header in headers:
             epochs.note(header.leader_epoch, header.base_offset)
+            producers.note(header)
             segment.note(header)
         self.log_end = segment.next_offset
 
@@ -178,6 +188,7 @@ class PartitionLog:
             self._sync()
         if not self._synced_later or self._synced_end == self.log_end:
             full.close()
+        full.seal(self._epochs.within(full.base_offset, full.next_offset), self._producers.encode())
         segment = Segment(self._files, self.folder, base_offset, self._config.index_interval_bytes)
         segment.create()
         self._segments.append(segment)
@@ -263,7 +274,7 @@ class PartitionLog:
         segment.create()
         self._files.fsync_dir(self.folder)
         self._segments, self._bases = [segment], [start]
-        self._epochs = Epochs()
+        self._epochs, self._producers = Epochs(), Producers()
         self.log_start = self.log_end = self.durable_end = self._synced_end = start
 
     def _cut(self, end: int) -> None:
@@ -271,15 +282,36 @@ class PartitionLog:
         while self._bases[-1] > end:
             self._drop_last()
         segment = self._segments[-1]
+        before = self.log_end
         segment.truncate(*segment.locate(end))
         self.log_end = segment.next_offset
         self._epochs.truncate(self.log_end)
+        if before != self.log_end:
+            self._producers = self._producers_read()
         self._synced_end = min(self._synced_end, self.log_end)
         if not self._synced_later or self._synced_end == self.log_end:
             segment.opened().sync()  # the cut itself; otherwise it goes with the bytes before it
         if self._synced_later:
             self._sync()
         self.durable_end = self.log_end
+
+    def _producers_read(self) -> Producers:
+        """From the batches of the last segment, on top of what is known of those before."""
+        known = load_start(self._files, self.folder).producers
+        at = len(self._segments) - 1
+        while at and not self._segments[at - 1].is_sealed:
+            at -= 1
+        if at:
+            sealed = self._segments[at - 1]
+            try:
+                known = load(self._files, sealed.index_path, sealed.base_offset)[1].producers
+            except CorruptIndex:
+                at = 0
+        producers = Producers.decode(known)
+        for segment in self._segments[at:]:
+            for _, header in segment.walk(0):
+                producers.note(header)
+        return producers
 
     def _drop_last(self) -> None:
         self._segments.pop().remove()

@@ -22,13 +22,17 @@ import logging
 import re
 from typing import NamedTuple
 
+import msgspec
 from msgspec import Struct, field
 
 from zmqueue.config import LogConfig
 from zmqueue.core.epochs import Epochs
-from zmqueue.errors import CorruptBatch, FutureFormat, StorageFull
+from zmqueue.core.producers import Producers
+from zmqueue.errors import CorruptBatch, CorruptIndex, FutureFormat, StorageFull
 from zmqueue.log.files import Files
-from zmqueue.log.segment import Segment, segment_name
+from zmqueue.log.index import load
+from zmqueue.log.segment import Segment, index_name, segment_name
+from zmqueue.log.start import START_FILE, load_start
 from zmqueue.model import MiB
 from zmqueue.wire.batch import HEADER_BYTES, MAGIC, BatchHeader, check_body, parse_header
 
@@ -36,7 +40,8 @@ MARKER = "corrupt"
 _SALVAGE = ".salvage"
 _READ_BYTES = 1 * MiB
 _SEGMENT = re.compile(r"(\d{20})\.log\Z")
-_OURS = re.compile(rf"{MARKER}\Z|\d{{20}}\.log\.corrupt-\d+\Z|.*\.tmp\Z")
+_INDEX = re.compile(r"\d{20}\.index\Z")
+_OURS = re.compile(rf"({MARKER}|{START_FILE}|\d{{20}}\.index|\d{{20}}\.log\.corrupt-\d+|.*\.tmp)\Z")
 
 _logger = logging.getLogger(__name__)
 
@@ -50,11 +55,23 @@ class Recovery(Struct):
     created: bool = False
 
 
+class History(NamedTuple):
+    """What the batches read so far tell: who led when, and what each producer last wrote."""
+
+    epochs: Epochs
+    producers: Producers
+
+    def note(self, header: BatchHeader) -> None:
+        self.epochs.note(header.leader_epoch, header.base_offset)
+        self.producers.note(header)
+
+
 class Recovered(NamedTuple):
     """`segments` in order, never empty; those that existed before are synced."""
 
     segments: list[Segment]
-    epochs: Epochs
+    log_start: int
+    history: History
     recovery: Recovery
 
 
@@ -65,27 +82,39 @@ class _Fault(NamedTuple):
     misplaced: bool = False
 
 
-def recover(files: Files, folder: str, config: LogConfig, verify_from: int = 0) -> Recovered:
-    """Open the log in `folder`, made if absent. Bodies below offset `verify_from` are taken as proved."""
+def recover(files: Files, folder: str, config: LogConfig, trusted: bool = True) -> Recovered:
+    """Open the log in `folder`, made if absent.
+
+    A segment that is not the last was synced whole before its successor was made, unless the fsync mode does not sync
+    and the machine went down: then `trusted` is false. If its index file proves and fits, its batches are not read.
+    """
     recovery = Recovery(corrupt=files.exists(f"{folder}/{MARKER}"))
     bases = _segments_in(files, folder)
     if not bases and not recovery.corrupt:
         files.mkdir(folder)
         recovery.created = True
-    epochs = Epochs()
+    start = load_start(files, folder)
+    history = History(Epochs(), Producers.decode(start.producers))
     segments: list[Segment] = []
+    unsealed: list[tuple[Segment, list[tuple[int, int]], bytes]] = []
     for nth, base in enumerate(bases):
         segment = Segment(files, folder, base, config.index_interval_bytes)
+        last = nth == len(bases) - 1
         if segments and segments[-1].next_offset != base:
             fault = _Fault(0, f"the segment before it ends at offset {segments[-1].next_offset}", misplaced=True)
         else:
-            found = _scan(files, segment, epochs, verify_from)
-            if found is None:
+            if trusted and not last and _restore(files, segment, history, bases[nth + 1]):
                 segments.append(segment)
                 continue
+            found = _scan(files, segment, history)
+            if found is None:
+                segments.append(segment)
+                if not last:
+                    epochs = history.epochs.within(base, segment.next_offset)
+                    unsealed.append((segment, epochs, history.producers.encode()))
+                continue
             fault = found
-        last = nth == len(bases) - 1
-        if last and not fault.misplaced and not _valid_behind(files, segment, fault.position, epochs.last):
+        if last and not fault.misplaced and not _valid_behind(files, segment, fault.position, history.epochs.last):
             recovery.truncated_bytes = files.size(segment.path) - fault.position
             _logger.warning("%s: cut %d torn bytes: %s", segment.path, recovery.truncated_bytes, fault.reason)
             segment.opened().truncate(fault.position)
@@ -101,9 +130,44 @@ def recover(files: Files, folder: str, config: LogConfig, verify_from: int = 0) 
         first = Segment(files, folder, bases[0] if bases else 0, config.index_interval_bytes)
         first.create()
         segments.append(first)
+    # Nothing was touched before this line if a future version is among the batches.
+    for segment, epochs, producers in unsealed:
+        if segment is not segments[-1]:
+            segment.seal(epochs, producers)
+    segments[-1].unseal()
+    _remove_orphans(files, folder, segments)
     if not recovery.created and not files.volatile:
         _sync(files, folder, segments)
-    return Recovered(segments, epochs, recovery)
+    return Recovered(segments, max(start.log_start, segments[0].base_offset), history, recovery)
+
+
+def _restore(files: Files, segment: Segment, history: History, next_base: int) -> bool:
+    if files.volatile or not files.exists(segment.index_path):
+        return False
+    try:
+        index, summary = load(files, segment.index_path, segment.base_offset)
+        producers = Producers.decode(summary.producers)
+    except (CorruptIndex, msgspec.MsgspecError) as error:
+        _logger.warning("%s: made anew: %s", segment.index_path, error)
+        return False
+    if (files.size(segment.path), next_base) != (summary.log_bytes, summary.next_offset):
+        _logger.warning("%s: made anew: it is of another log than lies there", segment.index_path)
+        return False
+    if summary.epochs and summary.epochs[0][0] < history.epochs.last:
+        return False
+    segment.restore(index, summary)
+    for epoch, start in summary.epochs:
+        history.epochs.note(epoch, start)
+    history.producers.replace(producers)
+    return True
+
+
+def _remove_orphans(files: Files, folder: str, segments: list[Segment]) -> None:
+    """Index files that no sealed segment stands behind."""
+    sealed = {index_name(segment.base_offset) for segment in segments if segment.is_sealed}
+    for name in files.listdir(folder):
+        if _INDEX.match(name) and name not in sealed:
+            files.remove(f"{folder}/{name}")
 
 
 def _segments_in(files: Files, folder: str) -> list[int]:
@@ -133,8 +197,8 @@ def _sync(files: Files, folder: str, segments: list[Segment]) -> None:
     files.fsync_dir(folder)
 
 
-def _scan(files: Files, segment: Segment, epochs: Epochs, verify_from: int) -> _Fault | None:
-    """Prove the batches of a file one by one into `segment` and `epochs`; the first that fails ends it."""
+def _scan(files: Files, segment: Segment, history: History) -> _Fault | None:
+    """Prove the batches of a file one by one into `segment` and `history`; the first that fails ends it."""
     size = files.size(segment.path)
     data, start = b"", 0
     while segment.size < size:
@@ -146,17 +210,16 @@ def _scan(files: Files, segment: Segment, epochs: Epochs, verify_from: int) -> _
             stop = position + header.total_bytes
             if stop > size:
                 return _Fault(position, f"the batch ends at {stop}, the file at {size}")
-            if header.next_offset > verify_from:
-                if stop > start + len(data):
-                    data, start = files.pread(segment.path, max(_READ_BYTES, header.total_bytes), position), position
-                check_body(header, data[position + HEADER_BYTES - start : stop - start])
+            if stop > start + len(data):
+                data, start = files.pread(segment.path, max(_READ_BYTES, header.total_bytes), position), position
+            check_body(header, data[position + HEADER_BYTES - start : stop - start])
         except CorruptBatch as error:
             return _Fault(position, str(error))
         if header.base_offset != segment.next_offset:
             return _Fault(position, f"offset {header.base_offset} follows {segment.next_offset}", misplaced=True)
-        if header.leader_epoch < max(epochs.last, 0):
-            return _Fault(position, f"epoch {header.leader_epoch} follows {epochs.last}", misplaced=True)
-        epochs.note(header.leader_epoch, header.base_offset)
+        if header.leader_epoch < max(history.epochs.last, 0):
+            return _Fault(position, f"epoch {header.leader_epoch} follows {history.epochs.last}", misplaced=True)
+        history.note(header)
         segment.note(header)
     return None
 
@@ -211,6 +274,8 @@ def _quarantine(files: Files, folder: str, bases: list[int], position: int, keep
             nth += 1
         files.rename(path, aside)
         quarantined.append(aside)
+        if files.exists(index := f"{folder}/{index_name(base)}"):
+            files.remove(index)
     # Before its name is taken again: if only the renaming below survived a crash, the broken file would be lost.
     files.fsync_dir(folder)
     if salvaged:

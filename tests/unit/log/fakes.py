@@ -204,6 +204,17 @@ class FakeDisk:
     def pread(self, path: str, count: int, position: int) -> bytes:
         return bytes(self._inode(path).data[position : position + count])
 
+    def map(self, path: str) -> memoryview:
+        return memoryview(bytes(self._inode(path).data))
+
+    def put(self, path: str, data: bytes) -> None:
+        self.step()
+        folder, name = self._at(path)
+        folder.change({name: Inode()})
+        file = self._opened(path, folder.entries[name])
+        file.append([data], len(data))
+        file.close()
+
     def size(self, path: str) -> int:
         return len(self._inode(path).data)
 

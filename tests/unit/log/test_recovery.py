@@ -12,10 +12,10 @@ from google_crc32c import value as crc32c
 from unit.log.fakes import SMALL, Crash, FakeDisk, batch, content, flush, raw
 
 from zmqueue.config import LogConfig
-from zmqueue.errors import FutureFormat, StorageFailed
+from zmqueue.errors import CorruptLog, FutureFormat, StorageFailed
 from zmqueue.log.files import DiskFiles
 from zmqueue.log.partition_log import PartitionLog
-from zmqueue.log.recovery import MARKER, recover
+from zmqueue.log.recovery import MARKER
 from zmqueue.log.segment import segment_name
 from zmqueue.wire.batch import Batch
 
@@ -231,13 +231,17 @@ def test_foreign_files_are_left_alone_with_a_warning(tmp_path: Path, caplog: pyt
         assert name in caplog.text
 
 
-def test_below_the_verified_offset_only_headers_are_read(tmp_path: Path):
-    made = batches(4)
-    (path,) = written(tmp_path, made)
-    bad = bytearray(path.read_bytes())
+def test_a_sealed_segment_whose_index_proves_is_not_read(tmp_path: Path):
+    paths = written(tmp_path, batches(4), batches(2, start=12))
+    reopened(tmp_path).close()
+    bad = bytearray(paths[0].read_bytes())
     bad[90] ^= 1
-    path.write_bytes(bad)
-    assert recover(DiskFiles(), str(tmp_path), ONE, verify_from=3).segments[0].next_offset == 12
+    paths[0].write_bytes(bad)
+    log = PartitionLog.open(DiskFiles(), tmp_path, ONE)
+    assert (log.log_end, log.recovery.corrupt) == (18, False)
+    with pytest.raises(CorruptLog):
+        log.read(0, 1 << 20, 18)
+    assert PartitionLog.open(DiskFiles(), tmp_path, ONE, trusted=False).recovery.corrupt
 
 
 def test_what_was_recovered_is_synced_before_it_counts():
