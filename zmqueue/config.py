@@ -33,6 +33,8 @@ Port = Annotated[int, Meta(ge=1, le=65_535)]
 Millis = Annotated[int, Meta(ge=1, le=86_400_000)]
 Bytes = Annotated[int, Meta(ge=1, le=1 << 40)]
 Count = Annotated[int, Meta(ge=1, le=1 << 31)]
+Limit = Annotated[int, Meta(ge=-1, le=1 << 62)]  # -1: none
+DAY_MS = 86_400_000
 
 _S = TypeVar("_S", bound="Section")
 
@@ -104,6 +106,10 @@ class LogConfig(Section, frozen=True):
     segment_bytes_max: Bytes = 64 * MiB
     batch_bytes_max: Bytes = 1 * MiB
     index_interval_bytes: Bytes = 64 * KiB
+    segment_ms: Count = 7 * DAY_MS
+    retention_ms: Limit = 7 * DAY_MS
+    retention_bytes: Limit = -1
+    delete_retention_ms: Annotated[int, Meta(ge=0, le=1 << 62)] = DAY_MS
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)
