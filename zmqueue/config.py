@@ -409,7 +409,7 @@ CLUSTER_FORMAT = 1
 
 
 class Member(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One broker of the cluster and where it listens. Clients are told `advertised`, if something forwards from there."""
+    """One broker of the cluster and where it listens. Clients get `advertised` if something forwards from there."""
 
     id: int
     host: str

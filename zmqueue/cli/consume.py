@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 import sys
 from collections.abc import Callable
@@ -13,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 import click
 
 from zmqueue.cli.options import Choices, Failed, bootstrap_option
+from zmqueue.cli.records import as_line, record_fields
 
 if TYPE_CHECKING:
     from zmqueue.model import ConsumerRecord, TopicPartition
@@ -85,26 +84,7 @@ def compile_format(text: str) -> Write:
 
 
 def as_json(record: ConsumerRecord) -> bytes:
-    fields = {
-        "topic": record.topic,
-        "partition": record.partition,
-        "offset": record.offset,
-        "timestamp": record.timestamp,
-        "key": readable(record.key),
-        "value": readable(record.value),
-        "headers": [[name, readable(value)] for name, value in record.headers or ()],
-    }
-    return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
-
-
-def readable(raw: bytes | None) -> Any:
-    """Text where it is UTF-8, else base64, so that nothing is lost."""
-    if raw is None:
-        return None
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(raw).decode()}
+    return as_line({"topic": record.topic, "partition": record.partition, **record_fields(record)})
 
 
 # -- the command -------------------------------------------------------------------------------------------------

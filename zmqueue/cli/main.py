@@ -38,6 +38,7 @@ COMMANDS = {
     "topic": "zmqueue.cli.topic:topic",
     "produce": "zmqueue.cli.produce:produce",
     "consume": "zmqueue.cli.consume:consume",
+    "log": "zmqueue.cli.log:log",
     "config": "zmqueue.cli.settings:config",
     "version": "zmqueue.cli.main:version",
 }

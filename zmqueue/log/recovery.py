@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -75,11 +76,14 @@ class Recovered(NamedTuple):
     recovery: Recovery
 
 
-class _Fault(NamedTuple):
-    position: int
-    reason: str
-    # The batch is whole but lies where it does not belong, which no torn write explains.
-    misplaced: bool = False
+class Fault(Exception):
+    """Where a log stops being one. `misplaced`: a whole batch where it does not belong, which no torn write leaves."""
+
+    def __init__(self, position: int, reason: str, misplaced: bool = False) -> None:
+        super().__init__(reason)
+        self.position = position
+        self.reason = reason
+        self.misplaced = misplaced
 
 
 def recover(files: Files, folder: str, config: LogConfig, trusted: bool = True) -> Recovered:
@@ -101,7 +105,7 @@ def recover(files: Files, folder: str, config: LogConfig, trusted: bool = True) 
         segment = Segment(files, folder, base, config.index_interval_bytes)
         last = nth == len(bases) - 1
         if segments and segments[-1].next_offset != base:
-            fault = _Fault(0, f"the segment before it ends at offset {segments[-1].next_offset}", misplaced=True)
+            fault = Fault(0, f"the segment before it ends at offset {segments[-1].next_offset}", misplaced=True)
         else:
             if trusted and not last and _restore(files, segment, history, bases[nth + 1]):
                 segments.append(segment)
@@ -197,31 +201,45 @@ def _sync(files: Files, folder: str, segments: list[Segment]) -> None:
     files.fsync_dir(folder)
 
 
-def _scan(files: Files, segment: Segment, history: History) -> _Fault | None:
-    """Prove the batches of a file one by one into `segment` and `history`; the first that fails ends it."""
-    size = files.size(segment.path)
-    data, start = b"", 0
-    while segment.size < size:
-        position = segment.size
+def proved(files: Files, path: str, size: int) -> Iterator[tuple[int, BatchHeader, bytes]]:
+    """The batches in the first `size` bytes of a file, with their positions. The first that fails raises a Fault."""
+    data, start, position = b"", 0, 0
+    while position < size:
         if position + HEADER_BYTES > start + len(data):
-            data, start = files.pread(segment.path, _READ_BYTES, position), position
+            data, start = files.pread(path, min(_READ_BYTES, size - position), position), position
         try:
             header = parse_header(data, position - start)
             stop = position + header.total_bytes
             if stop > size:
-                return _Fault(position, f"the batch ends at {stop}, the file at {size}")
+                raise Fault(position, f"the batch ends at {stop}, the file at {size}")
             if stop > start + len(data):
-                data, start = files.pread(segment.path, max(_READ_BYTES, header.total_bytes), position), position
-            check_body(header, data[position + HEADER_BYTES - start : stop - start])
+                count = min(max(_READ_BYTES, header.total_bytes), size - position)
+                data, start = files.pread(path, count, position), position
+            body = data[position + HEADER_BYTES - start : stop - start]
+            check_body(header, body)
         except CorruptBatch as error:
-            return _Fault(position, str(error))
-        if header.base_offset != segment.next_offset:
-            return _Fault(position, f"offset {header.base_offset} follows {segment.next_offset}", misplaced=True)
-        if header.leader_epoch < max(history.epochs.last, 0):
-            return _Fault(position, f"epoch {header.leader_epoch} follows {history.epochs.last}", misplaced=True)
-        history.note(header)
-        segment.note(header)
+            raise Fault(position, str(error)) from error
+        yield position, header, body
+        position = stop
+
+
+def _scan(files: Files, segment: Segment, history: History) -> Fault | None:
+    """Prove the batches of a file one by one into `segment` and `history`; the first that fails ends it."""
+    try:
+        for position, header, _ in proved(files, segment.path, files.size(segment.path)):
+            check_follows(position, header, segment.next_offset, history.epochs.last)
+            history.note(header)
+            segment.note(header)
+    except Fault as fault:
+        return fault
     return None
+
+
+def check_follows(position: int, header: BatchHeader, next_offset: int, epoch: int) -> None:
+    if header.base_offset != next_offset:
+        raise Fault(position, f"offset {header.base_offset} follows {next_offset}", misplaced=True)
+    if header.leader_epoch < max(epoch, 0):
+        raise Fault(position, f"epoch {header.leader_epoch} follows {epoch}", misplaced=True)
 
 
 def _valid_behind(files: Files, segment: Segment, position: int, epoch: int) -> bool:

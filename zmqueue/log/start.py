@@ -32,14 +32,18 @@ def load_start(files: Files, folder: str) -> Start:
     data = files.read_small(f"{folder}/{START_FILE}")
     if data is None:
         return Start()
-    if len(data) > 4 and int.from_bytes(data[:4], "little") == crc32c(data[4:]):
-        try:
-            return msgspec.msgpack.decode(data[4:], type=Start)
-        except msgspec.MsgspecError as error:
-            _logger.error("%s/%s: %s", folder, START_FILE, error)
-            return Start()
-    _logger.error("%s/%s is damaged: the log begins with its first segment", folder, START_FILE)
-    return Start()
+    try:
+        return parse_start(data)
+    except ValueError as error:
+        _logger.error("%s/%s: %s; the log begins with its first segment", folder, START_FILE, error)
+        return Start()
+
+
+def parse_start(data: bytes) -> Start:
+    """Raises ValueError for what `save_start` never wrote."""
+    if len(data) <= 4 or int.from_bytes(data[:4], "little") != crc32c(data[4:]):
+        raise ValueError("does not match its checksum")
+    return msgspec.msgpack.decode(data[4:], type=Start)
 
 
 def save_start(files: Files, folder: str, start: Start) -> None:
