@@ -243,7 +243,7 @@ class PartitionLog:
                 return None
             if segment.max_timestamp < timestamp:
                 continue
-            for position, header in segment.walk(segment.index.position_before_time(timestamp)):
+            for position, header in segment.walk(segment.before_time(timestamp)):
                 if header.base_offset >= end_offset:
                     return None
                 if header.max_timestamp < timestamp:

@@ -219,6 +219,10 @@ class Segment:
                 return position, header.base_offset
         raise CorruptLog(f"{self.path}: offset {offset} is missing")
 
+    def before_time(self, timestamp: int) -> int:
+        """A boundary before which no batch reaches `timestamp`."""
+        return self._consult(lambda index: index.position_before_time(timestamp))
+
     def read(
         self, position: int, offset: int, bytes_max: int, end_offset: int, records_max: int
     ) -> tuple[bytes, int, int]:

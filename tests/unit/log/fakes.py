@@ -17,12 +17,24 @@ SMALL = LogConfig(segment_bytes_max=1024, batch_bytes_max=1024, index_interval_b
 
 
 def batch(
-    offset: int, records: int = 1, epoch: int = 0, *, value: bytes = b"value", time: int = 1000, step: int = 1
+    offset: int,
+    records: int = 1,
+    epoch: int = 0,
+    *,
+    value: bytes = b"value",
+    time: int = 1000,
+    step: int = 1,
+    producer: tuple[int, int, int] = (-1, -1, -1),
 ) -> Batch:
+    """`producer`: id, epoch and the sequence of the first record."""
+    producer_id, producer_epoch, sequence = producer
     made = encode(
         [value + b"-%d" % (offset + i) for i in range(records)],
         timestamp_deltas=[i * step for i in range(records)],
         base_timestamp=time,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=sequence,
     )
     made.header.base_offset = offset
     made.header.leader_epoch = epoch

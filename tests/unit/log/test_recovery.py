@@ -244,6 +244,27 @@ def test_a_sealed_segment_whose_index_proves_is_not_read(tmp_path: Path):
     assert PartitionLog.open(DiskFiles(), tmp_path, ONE, trusted=False).recovery.corrupt
 
 
+def test_a_damaged_page_of_an_index_is_noticed_by_whoever_asks_it_first(tmp_path: Path):
+    """The file as a whole proves, so that the log is opened by it; its pages prove when they are looked at."""
+    made = [batch(3 * nth, 3, time=1000 + 10 * nth) for nth in range(9)]
+    for ask in (
+        lambda log: log.read(made[7].header.base_offset, 100, 60) == raw(made[7]),
+        lambda log: log.offset_for_time(1071, 60) == (22, 1071),
+        lambda log: [header.base_offset for header in log.headers(13)][:1] == [12],
+        lambda log: log.truncate(13) is None and log.log_end == 12,
+    ):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        written(folder, made, batches(2, start=27))
+        reopened(folder)
+        (path,) = folder.glob("*.index")
+        data = bytearray(path.read_bytes())
+        data[3000] ^= 4
+        path.write_bytes(data)
+        log = PartitionLog.open(DiskFiles(), folder, ONE)
+        assert ask(log)
+        log.close()
+
+
 def test_what_was_recovered_is_synced_before_it_counts():
     disk = FakeDisk()
     log = PartitionLog.open(disk, "p", LogConfig(fsync="os", segment_bytes_max=1024, batch_bytes_max=1024))
