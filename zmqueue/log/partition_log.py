@@ -20,8 +20,9 @@ All methods belong to the loop's thread. The flush thread sees FlushTickets only
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 
 from zmqueue.config import LogConfig
@@ -97,6 +98,8 @@ class PartitionLog:
         self._epochs: Epochs = recovered.history.epochs
         self._producers: Producers = recovered.history.producers
         self._hints: dict[int, tuple[Segment, int]] = {}
+        # The highest timestamp up to each segment but the last; made when it is asked for and has another length.
+        self._highest: list[int] = []
         # Somebody will sync; otherwise files need not stay open for it.
         self._synced_later = not files.volatile and config.fsync != "os"
         self.log_start = recovered.log_start
@@ -238,7 +241,7 @@ class PartitionLog:
 
     def offset_for_time(self, timestamp: int, end_offset: int) -> tuple[int, int] | None:
         """Offset and timestamp of the first record below `end_offset` that is not older than `timestamp`."""
-        for segment in self._segments:
+        for segment in self._segments[self._before_time(timestamp) :]:
             if segment.base_offset >= end_offset:
                 return None
             if segment.max_timestamp < timestamp:
@@ -254,6 +257,12 @@ class PartitionLog:
                     return found if found[0] < end_offset else None
         return None
 
+    def _before_time(self, timestamp: int) -> int:
+        """How many segments, all older than `timestamp`, there are before the first that may not be."""
+        if len(self._highest) != len(self._segments) - 1:
+            self._highest = list(accumulate((segment.max_timestamp for segment in self._segments[:-1]), max))
+        return bisect_left(self._highest, timestamp)
+
     # -- truncate
 
     def truncate(self, end: int) -> None:
@@ -268,6 +277,7 @@ class PartitionLog:
         """Drop everything and begin empty at `start`. A crash in between leaves less, or nothing, from offset 0."""
         self.generation += 1
         self._hints.clear()
+        self._highest.clear()
         while self._segments:
             self._drop_last()
         segment = Segment(self._files, self.folder, start, self._config.index_interval_bytes)
@@ -279,6 +289,7 @@ class PartitionLog:
 
     def _cut(self, end: int) -> None:
         self._hints.clear()
+        self._highest.clear()
         while self._bases[-1] > end:
             self._drop_last()
         segment = self._segments[-1]

@@ -24,7 +24,8 @@ from zmqueue.wire.batch import HEADER_BYTES, BatchHeader, check_body, parse_head
 SUFFIX = ".log"
 # A walk over headers reads this much at once where batches are small, and single headers where they are large.
 _WALK_BYTES = 64 * KiB
-_SMALL_BATCH_BYTES = 4 * KiB
+_SMALL_BATCH_BYTES = 16 * KiB
+_READ_BYTES_MIN = 4 * KiB  # costs no more than a header alone
 
 
 _logger = logging.getLogger(__name__)
@@ -232,9 +233,11 @@ class Segment:
             limit = self._consult(lambda index: index.position_from(end_offset, self.size))
         if limit - position > bytes_max:
             # An index entry is a boundary: a read that ends there brings no part of a batch to be cut off again.
-            limit = self._consult(lambda index: index.last_boundary(position + bytes_max))
-            if limit <= position:
-                limit = position + max(bytes_max, HEADER_BYTES)
+            # Within less than an interval there is hardly one.
+            end = -1
+            if bytes_max >= self._interval:
+                end = self._consult(lambda index: index.last_boundary(position + bytes_max))
+            limit = end if end > position else min(limit, position + max(bytes_max, _READ_BYTES_MIN))
         data = self.pread(limit - position, position)
         at, records, expected = 0, 0, -1
         while at < len(data) and not (records_max and records >= records_max):

@@ -50,6 +50,7 @@ class AgainstAList(RuleBasedStateMachine):
         self.start_offset = 0
         self.generation = 0
         self.durable = 0
+        self.harmed = False
 
     def teardown(self) -> None:
         if hasattr(self, "temporary"):
@@ -175,6 +176,7 @@ class AgainstAList(RuleBasedStateMachine):
                     data = bytearray(self.files.read_small(chance.choice(paths)) or b"")
             self.files.put(path, bytes(data))
         self.reopened()
+        self.harmed = self.harmed or harm == "flip"
         self.durable = self.end
 
     # -- questions
@@ -216,7 +218,8 @@ class AgainstAList(RuleBasedStateMachine):
     def verify(self) -> None:
         verified = Verified()
         verify_partition(self.files, Place(self.folder), verified)
-        assert verified.problems == []
+        # The pages of an index are looked at when they are needed, so harm to them may still be there.
+        assert [problem for problem in verified.problems if not (self.harmed and ".index" in problem.path)] == []
         assert (verified.batches, verified.bytes) == (len(self.model), self.log.size_bytes)
 
     @invariant()
@@ -243,7 +246,7 @@ class ForgetfulAgainstAList(AgainstAList):
     storage = "fake"
 
 
-for machine, examples in ((AgainstAList, 60), (MemoryAgainstAList, 40), (ForgetfulAgainstAList, 150)):
+for machine, examples in ((AgainstAList, 60), (MemoryAgainstAList, 40), (ForgetfulAgainstAList, 120)):
     machine.TestCase.settings = settings(
         max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
     )
