@@ -27,7 +27,7 @@ class Where(NamedTuple):
     number: int = 0
 
 
-def parse_where(text: str) -> Where:
+def parse_where(text: str, option: str = "-o") -> Where:
     if text in ("start", "end"):
         return Where("start" if text == "start" else "end")
     if re.fullmatch(r"[0-9]{1,18}", text):
@@ -35,18 +35,20 @@ def parse_where(text: str) -> Where:
     if re.fullmatch(r"-[0-9]{1,18}", text):
         return Where("back", int(text[1:]))
     if text.startswith("@"):
-        return Where("time", parse_time_ms(text[1:]))
-    raise click.UsageError(f"-o {text!r} is none of start, end, N, -N, @TIME")
+        return Where("time", parse_time_ms(text[1:], option))
+    raise click.UsageError(f"{option} {text!r} is none of start, end, N, -N, @TIME")
 
 
-def parse_time_ms(text: str) -> int:
+def parse_time_ms(text: str, option: str = "-o") -> int:
     """Milliseconds since 1970, or ISO 8601; local time if it names no zone."""
     if re.fullmatch(r"[0-9]{1,15}", text):
         return int(text)
     try:
         return int(datetime.fromisoformat(text).astimezone(UTC).timestamp() * 1000)
     except (ValueError, OverflowError):
-        raise click.UsageError(f"-o @{text}: not milliseconds and not a time such as 2025-01-31T12:00:00Z") from None
+        raise click.UsageError(
+            f"{option} @{text}: not milliseconds and not a time such as 2025-01-31T12:00:00Z"
+        ) from None
 
 
 # -- formats -----------------------------------------------------------------------------------------------------

@@ -24,6 +24,11 @@ class Progress:
     def elapsed_s(self) -> float:
         return time.monotonic() - self._begun_s
 
+    def rate(self, count: int) -> str:
+        """What to say behind a count: how long it took, and how many that is in a second."""
+        elapsed_s = max(self.elapsed_s, 1e-3)
+        return f" in {elapsed_s:.1f} s ({count / elapsed_s:,.0f}/s)"
+
     @property
     def due(self) -> bool:
         return time.monotonic() >= self._due_s

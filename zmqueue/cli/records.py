@@ -57,7 +57,10 @@ class Line(NamedTuple):
 
 def parse_line(line: bytes) -> Line:
     """Raises ValueError, whose text says what is wrong with the line."""
-    fields = json.loads(line)
+    try:
+        fields = json.loads(line)
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
     if not isinstance(fields, dict):
         raise ValueError("not an object")
     if "value" not in fields:
@@ -78,7 +81,7 @@ def _whole(fields: dict[str, Any], name: str) -> int | None:
     number = fields.get(name)
     if number is None:
         return None
-    if type(number) is not int or not -1 <= number < 1 << 62:
+    if type(number) is not int or not 0 <= number < 1 << 62:
         raise ValueError(f"{name}: not a whole number")
     return number
 
