@@ -297,6 +297,12 @@ class PortInUse(ZmqueueError):
     code = 1013
 
 
+class NoSuchIndex(ZmqueueError):
+    """The topic has no secondary index: set index.secondary first."""
+
+    code = 1030
+
+
 # -- on the client's side only -----------------------------------------------------------------------------------
 
 

@@ -27,13 +27,16 @@ from pathlib import Path
 from zmqueue.config import LogConfig
 from zmqueue.core.epochs import Epochs
 from zmqueue.core.producers import Producers
-from zmqueue.errors import CorruptBatch, CorruptIndex, CorruptLog, OffsetOutOfRange, StorageFull, ZmqueueError
+from zmqueue.errors import CorruptIndex, OffsetOutOfRange, StorageFull, ZmqueueError
 from zmqueue.log.files import Buffer, Files, OpenFile
+from zmqueue.log.find import Finder, Found
 from zmqueue.log.index import SPAN_MAX, load
 from zmqueue.log.recovery import MARKER, Recovered, Recovery, recover
+from zmqueue.log.secondary import Secondary, Span
+from zmqueue.log.seek import TimeSeek
 from zmqueue.log.segment import Segment
 from zmqueue.log.start import load_start
-from zmqueue.wire.batch import HEADER_BYTES, Batch, BatchHeader, check_body, decode
+from zmqueue.wire.batch import HEADER_BYTES, Batch, BatchHeader
 
 DELETED = ".deleted"
 # Where sequential readers stopped; a reader that is not found here costs a walk over a few headers.
@@ -97,6 +100,8 @@ class PartitionLog:
         self._epochs: Epochs = recovered.history.epochs
         self._producers: Producers = recovered.history.producers
         self._hints: dict[int, tuple[Segment, int]] = {}
+        self._times = TimeSeek()
+        self.secondary = Secondary(files, folder)
         # Somebody will sync; otherwise files need not stay open for it.
         self._synced_later = not files.volatile and config.fsync != "os"
         self.log_start = recovered.log_start
@@ -238,21 +243,44 @@ class PartitionLog:
 
     def offset_for_time(self, timestamp: int, end_offset: int) -> tuple[int, int] | None:
         """Offset and timestamp of the first record below `end_offset` that is not older than `timestamp`."""
-        for segment in self._segments:
-            if segment.base_offset >= end_offset:
-                return None
-            if segment.max_timestamp < timestamp:
-                continue
-            for position, header in segment.walk(segment.index.position_before_time(timestamp)):
-                if header.base_offset >= end_offset:
-                    return None
-                if header.max_timestamp < timestamp:
-                    continue
-                body = segment.pread(header.body_length, position + HEADER_BYTES)
-                found = _first_at(segment, position, header, body, timestamp)
-                if found is not None:
-                    return found if found[0] < end_offset else None
-        return None
+        return self._times.find(self._segments, self._bases, self.generation, timestamp, end_offset)
+
+    def read_backward(self, before: int, bytes_max: int, end_offset: int) -> bytes:
+        """Whole, proved batches of one segment, in their order; the last holds the offset before `before`.
+
+        None reaches beyond `end_offset`. At least one batch if there is any, even when it is larger than `bytes_max`.
+        The first may begin below the log start. Raises OffsetOutOfRange, CorruptLog.
+        """
+        if not self.log_start <= before <= self.log_end:
+            raise OffsetOutOfRange(f"offset {before} is not in {self.log_start}..{self.log_end}")
+        while before > self.log_start:
+            segment = self._segment_of(before - 1)
+            position, offset, end, following = segment.locate_back(before - 1, bytes_max)
+            if following <= end_offset:
+                return segment.read(position, offset, end - position, following, 0)[0]
+            before = segment.locate(before - 1)[1]
+        return b""
+
+    def find(self, value: bytes, from_offset: int, end_offset: int, limit: int, work_bytes: int) -> Found:
+        """Records with this value in the field that the topic is indexed by. Raises NoSuchIndex, CorruptLog."""
+        return Finder(self, value, from_offset, end_offset, limit).run(work_bytes)
+
+    def span(self, from_offset: int, end_offset: int, limit: int, bytes_max: int) -> Span:
+        """The batches that hold offsets of this range: those from `limit` on never, nor much more than `bytes_max`."""
+        parts: list[tuple[int, int, int]] = []
+        total = 0
+        first = bisect_right(self._bases, from_offset) - 1
+        for segment in self._segments[max(first, 0) :]:
+            if segment.base_offset >= end_offset or total >= bytes_max:
+                break
+            start = segment.locate(from_offset)[0] if from_offset > segment.base_offset else 0
+            stop = segment.boundary_behind(start, end_offset, limit, bytes_max - total)
+            if stop > start:
+                parts.append((segment.base_offset, start, stop))
+            total += stop - start
+            if stop < segment.size:
+                break
+        return Span(parts, from_offset >= self._bases[-1])
 
     # -- truncate
 
@@ -262,11 +290,13 @@ class PartitionLog:
             self.reset(end)
             return
         self.generation += 1
+        self.secondary.cut(end)
         self._cut(min(end, self.log_end))
 
     def reset(self, start: int) -> None:
         """Drop everything and begin empty at `start`. A crash in between leaves less, or nothing, from offset 0."""
         self.generation += 1
+        self.secondary.cut(-1)
         self._hints.clear()
         while self._segments:
             self._drop_last()
@@ -414,26 +444,3 @@ def _remove_folder(files: Files, folder: str) -> None:
     for name in files.listdir(folder):
         files.remove(f"{folder}/{name}")
     files.remove(folder)
-
-
-def _first_at(
-    segment: Segment, position: int, header: BatchHeader, body: bytes, timestamp: int
-) -> tuple[int, int] | None:
-    """The first record of a batch that is not older than `timestamp`."""
-    try:
-        check_body(header, body)
-    except CorruptBatch as error:
-        raise CorruptLog(f"{segment.path}: damaged at {position}: {error}") from error
-    if header.timestamp_type or not header.record_count:
-        return header.base_offset, header.max_timestamp
-    try:
-        columns = decode(header, body)
-    except CorruptBatch:
-        # Undamaged, so its producer closed it wrongly. The batch as a whole is the best answer there is.
-        return header.base_offset, header.max_timestamp
-    for nth in range(header.record_count):
-        delta = columns.timestamp_deltas[nth] if columns.timestamp_deltas else 0
-        if header.base_timestamp + delta >= timestamp:
-            at = columns.offset_deltas[nth] if columns.offset_deltas else nth
-            return header.base_offset + at, header.base_timestamp + delta
-    return None

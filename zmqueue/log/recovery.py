@@ -31,6 +31,7 @@ from zmqueue.core.producers import Producers
 from zmqueue.errors import CorruptBatch, CorruptIndex, FutureFormat, StorageFull
 from zmqueue.log.files import Files
 from zmqueue.log.index import load
+from zmqueue.log.keys import TEMPORARY, parse_name
 from zmqueue.log.segment import Segment, index_name, segment_name
 from zmqueue.log.start import START_FILE, load_start
 from zmqueue.model import MiB
@@ -41,7 +42,9 @@ _SALVAGE = ".salvage"
 _READ_BYTES = 1 * MiB
 _SEGMENT = re.compile(r"(\d{20})\.log\Z")
 _INDEX = re.compile(r"\d{20}\.index\Z")
-_OURS = re.compile(rf"({MARKER}|{START_FILE}|\d{{20}}\.index|\d{{20}}\.log\.corrupt-\d+|.*\.tmp)\Z")
+_OURS = re.compile(
+    rf"({MARKER}|{START_FILE}|\d{{20}}\.index|\d{{20}}-\d{{20}}\.keys|\d{{20}}\.log\.corrupt-\d+|.*\.tmp)\Z"
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -163,10 +166,16 @@ def _restore(files: Files, segment: Segment, history: History, next_base: int) -
 
 
 def _remove_orphans(files: Files, folder: str, segments: list[Segment]) -> None:
-    """Index files that no sealed segment stands behind."""
+    """Index files that no sealed segment stands behind, and files of keys that reach beyond the log or have no name.
+
+    The log may grow to where such a file ends, with other records: it must not be there then.
+    """
     sealed = {index_name(segment.base_offset) for segment in segments if segment.is_sealed}
+    end = segments[-1].next_offset
     for name in files.listdir(folder):
-        if _INDEX.match(name) and name not in sealed:
+        covered = parse_name(name)
+        beyond = covered is not None and covered[1] > end
+        if beyond or name.endswith(TEMPORARY) or (_INDEX.match(name) and name not in sealed):
             files.remove(f"{folder}/{name}")
 
 

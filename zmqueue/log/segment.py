@@ -219,6 +219,41 @@ class Segment:
                 return position, header.base_offset
         raise CorruptLog(f"{self.path}: offset {offset} is missing")
 
+    def position_before_time(self, timestamp: int) -> int:
+        """A boundary before which no batch reaches `timestamp`."""
+        return self._consult(lambda index: index.position_before_time(timestamp))
+
+    def locate_back(self, offset: int, bytes_max: int) -> tuple[int, int, int, int]:
+        """The batches up to the one that holds `offset`, at most so many bytes of them, but at least that one.
+
+        Position and base offset of the first, then position and offset behind the last.
+        """
+        last = self.locate(offset)[0]
+        header = next(self.walk(last))[1]
+        end = last + header.total_bytes
+        earliest = max(0, end - bytes_max)
+        if earliest >= last:
+            return last, header.base_offset, end, header.next_offset
+        for position, first in self.walk(self._consult(lambda index: index.last_boundary(earliest))):
+            if position >= earliest:
+                return position, first.base_offset, end, header.next_offset
+        raise CorruptLog(f"{self.path}: offset {offset} is missing")
+
+    def boundary_behind(self, position: int, end_offset: int, limit: int, bytes_max: int) -> int:
+        """Where a reader stops that begins at `position`: behind the batch that holds the last offset before
+        `end_offset`, or before it if it reaches beyond `limit`; earlier, if that is much more than `bytes_max`."""
+        stop = self.size
+        if end_offset < self.next_offset:
+            for stop, header in self.walk(self.locate(end_offset)[0]):
+                if header.base_offset < end_offset and header.next_offset <= limit:
+                    stop += header.total_bytes
+                break
+        if stop - position > bytes_max:
+            earlier = self._consult(lambda index: index.last_boundary(position + bytes_max))
+            if earlier > position:
+                return earlier
+        return max(stop, position)
+
     def read(
         self, position: int, offset: int, bytes_max: int, end_offset: int, records_max: int
     ) -> tuple[bytes, int, int]:
