@@ -90,7 +90,12 @@ MESSAGES: dict[str, Struct] = {
     ),
     "OffsetResult": m.OffsetResult(0, 500, 1_700_000_000_000, 7),
     "ListOffsetsResponse": m.ListOffsetsResponse([m.OffsetResult(0, 600), m.OffsetResult(100)]),
+    "FindRequest": m.FindRequest(TOPIC, 3, b"customer-7", 500, 100),
+    "FindResponse": m.FindResponse([510, 2**40], 2**41, 2**41, 10, 7),
+    "FetchBackwardRequest": m.FetchBackwardRequest(TOPIC, 3, -1, 2**20),
+    "FetchBackwardResponse": m.FetchBackwardResponse(600, 600, 10, 7),
     "PartitionEntry": m.PartitionEntry(TOPIC, 3),
+    "IndexHealth": m.IndexHealth("header:customer", 3, 600, 9_900, 590, 20, 1_600),
     "DescribePartitionsRequest": m.DescribePartitionsRequest([m.PartitionEntry(TOPIC, 3)]),
     "PartitionHealth": m.PartitionHealth(0, 10, 600, 610, 2, 2**33),
     "DescribePartitionsResponse": m.DescribePartitionsResponse([m.PartitionHealth(0, 10, 600, 610, 2, 4096)]),
@@ -142,6 +147,8 @@ def multiparts() -> dict[str, list[bytes]]:
         "PRODUCE request": pair * 2,
         "FETCH response": [b"".join(pair) * 2, b""],
         "REPLICA_FETCH response": [b"".join(pair)],
+        "FIND response": [b"".join(pair)],
+        "FETCH_BACKWARD response": [b"".join(pair) * 2],
     }
     found: dict[str, list[bytes]] = {}
     for operation, cls in frames.REQUESTS.items():

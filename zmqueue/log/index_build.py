@@ -4,9 +4,9 @@ A job reads either batches of the log that no longer change (those below the hig
 become one. It writes a single new file under a temporary name; the log's owner gives it its name, if the log is still
 what it was when the job was planned. So a job may be late, repeated or cut off anywhere, in this process or another.
 
-`build` works in steps of a few milliseconds and yields between them. Entries are sorted in blocks, and blocks (or
-files) are merged by ranges of the hash: what lies in one range is taken from all of them and sorted, which costs little
-because each part is sorted already.
+`build` works in steps of a few milliseconds, and yields after each how many bytes it was about. Entries are sorted in
+blocks, and blocks (or files) are merged by ranges of the hash: what lies in one range is taken from all of them and
+sorted, which costs little because each part is sorted already.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class IndexJob(Struct, frozen=True, tag="index"):
     """
 
     folder: str
+    volatile: bool  # it lies in the memory of its broker
     kind: str
     path: str
     from_offset: int
@@ -60,7 +61,7 @@ class IndexResult(Struct, frozen=True, tag="index"):
     entries: int
 
 
-Building = Generator[None, None, IndexResult]
+Building = Generator[int, None, IndexResult]
 
 
 def build(job: IndexJob, files: Files) -> Building:
@@ -82,7 +83,7 @@ def build(job: IndexJob, files: Files) -> Building:
     writer = KeysWriter(job.from_offset)
     for part in merged(sources, count):
         writer.add(part)
-        yield
+        yield len(part) * keys.ENTRY_BYTES
     data = writer.finish(Summary(job.from_offset, end_offset, job.kind, job.path))
     files.put(job.target, data)
     return IndexResult(end_offset, writer.entries)
@@ -124,7 +125,7 @@ class _Blocks:
         return self._blocks
 
 
-def _read(job: IndexJob, files: Files, blocks: _Blocks) -> Generator[None, None, int]:
+def _read(job: IndexJob, files: Files, blocks: _Blocks) -> Generator[int, None, int]:
     """Index batches until the job's end, or until there are entries enough. Where that was."""
     field = Field(job.kind, job.path)
     at = -1
@@ -138,7 +139,7 @@ def _read(job: IndexJob, files: Files, blocks: _Blocks) -> Generator[None, None,
             entries = entries_of(field, header, body)
             blocks.add(entries if whole else [e for e in entries if _inside(e, job)])
             at = header.next_offset
-            yield
+            yield header.total_bytes
             if blocks.entries >= JOB_ENTRIES_MAX:
                 return min(at, job.end_offset)
     return min(at, job.end_offset) if at >= 0 else job.from_offset

@@ -249,7 +249,7 @@ class PartitionLog:
         """Whole, proved batches of one segment, in their order; the last holds the offset before `before`.
 
         None reaches beyond `end_offset`. At least one batch if there is any, even when it is larger than `bytes_max`.
-        The first may begin below the log start. Raises OffsetOutOfRange, CorruptLog.
+        The first may begin below the log start, and reaches above it. Raises OffsetOutOfRange, CorruptLog.
         """
         if not self.log_start <= before <= self.log_end:
             raise OffsetOutOfRange(f"offset {before} is not in {self.log_start}..{self.log_end}")
@@ -257,6 +257,8 @@ class PartitionLog:
             segment = self._segment_of(before - 1)
             position, offset, end, following = segment.locate_back(before - 1, bytes_max)
             if following <= end_offset:
+                if offset < self.log_start:
+                    position, offset = segment.locate(self.log_start)
                 return segment.read(position, offset, end - position, following, 0)[0]
             before = segment.locate(before - 1)[1]
         return b""

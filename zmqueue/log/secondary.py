@@ -236,7 +236,8 @@ class Secondary:
         self, log: Log, start: int, end: int, segments: list[tuple[int, int, int]], replaces: list[str]
     ) -> IndexJob:
         assert self.field is not None
-        return IndexJob(self._folder, *self.field.definition, start, end, log.generation, segments, replaces)
+        volatile = self._files.volatile
+        return IndexJob(self._folder, volatile, *self.field.definition, start, end, log.generation, segments, replaces)
 
     def finish(self, log: Log, job: IndexJob, result: IndexResult) -> bool:
         """A job has come back. False if it no longer fits; then its file is removed."""

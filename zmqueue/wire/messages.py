@@ -241,6 +241,50 @@ class ListOffsetsResponse(Message):
     results: list[OffsetResult]
 
 
+class FindRequest(Message):
+    """Records from `offset` on whose indexed field has this value (in the form of wire/fields.py), at most `limit`."""
+
+    topic_id: TopicId
+    partition: PartitionNumber
+    value: Annotated[bytes, Meta(max_length=65_536)]
+    offset: Offset
+    limit: Annotated[int, Meta(ge=1, le=10_000)]
+
+
+class FindResponse(Message):
+    """Offsets in order; nothing else matches before `scanned_to`, from where the caller may go on.
+
+    A frame of the batches that hold them follows.
+    """
+
+    offsets: list[Offset]
+    scanned_to: Offset
+    high_watermark: Offset
+    log_start: Offset
+    leader_epoch: Epoch
+
+
+class FetchBackwardRequest(Message):
+    """What lies before `before`, or before the high watermark if that is negative."""
+
+    topic_id: TopicId
+    partition: PartitionNumber
+    before: Offset
+    bytes_max: Count
+
+
+class FetchBackwardResponse(Message):
+    """A frame of whole batches follows, in their order: the last holds the offset before `before`; or nothing.
+
+    The first may reach below the log start.
+    """
+
+    before: Offset
+    high_watermark: Offset
+    log_start: Offset
+    leader_epoch: Epoch
+
+
 class PartitionEntry(Row):
     topic_id: TopicId
     partition: PartitionNumber
@@ -253,6 +297,18 @@ class DescribePartitionsRequest(Message):
     own: bool = False
 
 
+class IndexHealth(Row):
+    """The secondary index of one copy: how much it holds, how far it is, and how far behind the log end that is."""
+
+    definition: Text
+    files: Count
+    entries: Id64
+    bytes: Id64
+    covered_to: Offset
+    lag_records: Id64
+    lag_bytes: Id64
+
+
 class PartitionHealth(Row):
     error: ErrorCode
     log_start: Offset = -1
@@ -261,6 +317,7 @@ class PartitionHealth(Row):
     segments: Count = 0
     bytes: Id64 = 0
     last_epoch: Epoch = -1
+    index: IndexHealth | None = None
 
 
 class DescribePartitionsResponse(Message):
