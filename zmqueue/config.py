@@ -110,6 +110,8 @@ class LogConfig(Section, frozen=True):
     retention_ms: Limit = 7 * DAY_MS
     retention_bytes: Limit = -1
     delete_retention_ms: Annotated[int, Meta(ge=0, le=1 << 62)] = DAY_MS
+    maintenance_bytes_per_s: Bytes = 32 * MiB
+    compaction_map_bytes: Annotated[int, Meta(ge=64 * KiB, le=1 << 40)] = 64 * MiB
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)

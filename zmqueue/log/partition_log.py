@@ -20,7 +20,7 @@ All methods belong to the loop's thread. The flush thread sees FlushTickets only
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,11 +28,13 @@ from zmqueue.config import LogConfig
 from zmqueue.core.epochs import Epochs
 from zmqueue.core.producers import Producers
 from zmqueue.errors import CorruptBatch, CorruptIndex, CorruptLog, OffsetOutOfRange, StorageFull, ZmqueueError
+from zmqueue.log.clean_point import CleanPoint, drop_clean_point, load_clean_point, save_clean_point
 from zmqueue.log.files import Buffer, Files, OpenFile
 from zmqueue.log.index import SPAN_MAX, load
 from zmqueue.log.recovery import MARKER, Recovered, Recovery, recover
 from zmqueue.log.segment import Segment
 from zmqueue.log.start import load_start
+from zmqueue.log.swap import Output, discard, put_in_place
 from zmqueue.wire.batch import HEADER_BYTES, Batch, BatchHeader, check_body, decode
 
 DELETED = ".deleted"
@@ -107,6 +109,8 @@ class PartitionLog:
         # Folder entries: how often they changed, and up to which change they are synced.
         self._folders_version = 1 if self.recovery.created and not files.volatile else 0
         self._folders_synced = 0
+        self.clean_point: CleanPoint = load_clean_point(files, folder)
+        self._forget_clean(self.log_end)
 
     @classmethod
     def open(cls, files: Files, folder: str | Path, config: LogConfig, trusted: bool = True) -> PartitionLog:
@@ -262,11 +266,13 @@ class PartitionLog:
             self.reset(end)
             return
         self.generation += 1
+        self._forget_clean(end)
         self._cut(min(end, self.log_end))
 
     def reset(self, start: int) -> None:
         """Drop everything and begin empty at `start`. A crash in between leaves less, or nothing, from offset 0."""
         self.generation += 1
+        self._forget_clean(0)
         self._hints.clear()
         while self._segments:
             self._drop_last()
@@ -317,6 +323,50 @@ class PartitionLog:
         self._segments.pop().remove()
         self._bases.pop()
         self._files.fsync_dir(self.folder)
+
+    # -- compaction
+
+    def full_segments(self) -> list[Segment]:
+        """In order, those that nothing is appended to and nobody has to sync any more."""
+        full = self._segments[:-1]
+        return full if not self._synced_later else [one for one in full if one.next_offset <= self._synced_end]
+
+    def swap(self, generation: int, outputs: list[Output]) -> bool:
+        """Put new segments in place of those they were made from. False if some of these are no longer what they were.
+
+        Deletions may have come in between, and leave outputs without use; a truncation makes all of them useless.
+        CorruptIndex, StorageFull: nothing has changed.
+        """
+        fitting = [one for one in outputs if generation == self.generation and self._replaced(one) is not None]
+        if fitting:
+            made = put_in_place(self._files, self.folder, fitting, self._config.index_interval_bytes)
+            for output, segment in zip(fitting, made, strict=True):
+                place = self._replaced(output)
+                assert place is not None
+                self._segments[place], self._bases[place] = [segment], [segment.base_offset]
+            self._hints.clear()
+        discard(self._files, self.folder)
+        return generation == self.generation and all(
+            one in fitting or one.next_offset <= self._bases[0] for one in outputs
+        )
+
+    def _replaced(self, output: Output) -> slice | None:
+        """Where the segments are that an output stands for, if they are still as they were."""
+        at, end = bisect_left(self._bases, output.base_offset), bisect_left(self._bases, output.next_offset)
+        if end == len(self._bases) or (self._bases[at], self._bases[end]) != (output.base_offset, output.next_offset):
+            return None
+        same = sum(segment.size for segment in self._segments[at:end]) == output.replaced_bytes
+        return slice(at, end) if same else None
+
+    def compacted(self, point: CleanPoint) -> None:
+        """Durable on return. StorageFull: nothing has changed."""
+        save_clean_point(self._files, self.folder, point)
+        self.clean_point = point
+
+    def _forget_clean(self, end: int) -> None:
+        if end < self.clean_point.end:
+            drop_clean_point(self._files, self.folder)
+            self.clean_point = CleanPoint()
 
     # -- flush
 

@@ -29,10 +29,12 @@ from zmqueue.config import LogConfig
 from zmqueue.core.epochs import Epochs
 from zmqueue.core.producers import Producers
 from zmqueue.errors import CorruptBatch, CorruptIndex, FutureFormat, StorageFull
+from zmqueue.log.clean_point import CLEAN_FILE
 from zmqueue.log.files import Files
 from zmqueue.log.index import load
 from zmqueue.log.segment import Segment, index_name, segment_name
 from zmqueue.log.start import START_FILE, load_start
+from zmqueue.log.swap import recover_swaps
 from zmqueue.model import MiB
 from zmqueue.wire.batch import HEADER_BYTES, MAGIC, BatchHeader, check_body, parse_header
 
@@ -41,7 +43,7 @@ _SALVAGE = ".salvage"
 _READ_BYTES = 1 * MiB
 _SEGMENT = re.compile(r"(\d{20})\.log\Z")
 _INDEX = re.compile(r"\d{20}\.index\Z")
-_OURS = re.compile(rf"({MARKER}|{START_FILE}|\d{{20}}\.index|\d{{20}}\.log\.corrupt-\d+|.*\.tmp)\Z")
+_OURS = re.compile(rf"({MARKER}|{START_FILE}|{CLEAN_FILE}|\d{{20}}\.index|\d{{20}}\.log\.corrupt-\d+|.*\.tmp)\Z")
 
 _logger = logging.getLogger(__name__)
 
@@ -171,7 +173,8 @@ def _remove_orphans(files: Files, folder: str, segments: list[Segment]) -> None:
 
 
 def _segments_in(files: Files, folder: str) -> list[int]:
-    """Base offsets of the segments in order; a salvage that a crash interrupted is finished first."""
+    """Base offsets of the segments in order; a swap or a salvage that a crash interrupted is finished first."""
+    recover_swaps(files, folder)
     names = files.listdir(folder)
     for name in names:
         if name.endswith(_SALVAGE) and _SEGMENT.match(name.removesuffix(_SALVAGE)):

@@ -53,11 +53,14 @@ class Segment:
         "size",
     )
 
-    def __init__(self, files: Files, folder: str, base_offset: int, index_interval_bytes: int) -> None:
+    def __init__(
+        self, files: Files, folder: str, base_offset: int, index_interval_bytes: int, suffix: str = ""
+    ) -> None:
+        """With a `suffix` to its names it is one in the making, and not part of a log yet."""
         self._files = files
         self._interval = index_interval_bytes
-        self.path = f"{folder}/{segment_name(base_offset)}"
-        self.index_path = f"{folder}/{index_name(base_offset)}"
+        self.path = f"{folder}/{segment_name(base_offset)}{suffix}"
+        self.index_path = f"{folder}/{index_name(base_offset)}{suffix}"
         self.base_offset = base_offset
         self.next_offset = base_offset
         self.size = 0
@@ -109,6 +112,17 @@ class Segment:
         growing = self._growing
         if growing is None or self._files.volatile:
             return
+        try:
+            self._files.put(self.index_path, self.index_file(epochs, producers))
+        except StorageFull as error:
+            _logger.warning("%s: the index stays in memory: %s", self.path, error)
+            return
+        self.index = SealedIndex.of(self._files, self.index_path, self.base_offset, len(growing))
+        self._growing = None
+
+    def index_file(self, epochs: list[tuple[int, int]], producers: bytes) -> bytes:
+        growing = self._growing
+        assert growing is not None, f"{self.path} is sealed"
         summary = Summary(
             base_offset=self.base_offset,
             next_offset=self.next_offset,
@@ -119,13 +133,7 @@ class Segment:
             epochs=epochs,
             producers=producers,
         )
-        try:
-            self._files.put(self.index_path, indexes.encode(growing, summary))
-        except StorageFull as error:
-            _logger.warning("%s: the index stays in memory: %s", self.path, error)
-            return
-        self.index = SealedIndex.of(self._files, self.index_path, self.base_offset, len(growing))
-        self._growing = None
+        return indexes.encode(growing, summary)
 
     def restore(self, index: SealedIndex, summary: Summary) -> None:
         """Take over what its index file knows of this segment, whose batches are then not read."""
