@@ -474,7 +474,9 @@ def _first_at(
         check_body(header, body)
     except CorruptBatch as error:
         raise CorruptLog(f"{segment.path}: damaged at {position}: {error}") from error
-    if header.timestamp_type or not header.record_count:
+    if not header.record_count:
+        return None
+    if header.timestamp_type:
         return header.base_offset, header.max_timestamp
     try:
         columns = decode(header, body)
