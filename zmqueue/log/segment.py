@@ -19,7 +19,7 @@ from zmqueue.log import index as indexes
 from zmqueue.log.files import Files, OpenFile
 from zmqueue.log.index import NO_TIMESTAMP, GrowingIndex, Index, SealedIndex, Summary
 from zmqueue.model import KiB
-from zmqueue.wire.batch import HEADER_BYTES, BatchHeader, check_body, parse_header
+from zmqueue.wire.batch import HEADER_BYTES, BatchHeader, check_body, decode, parse_header
 
 SUFFIX = ".log"
 # A walk over headers reads this much at once where batches are small, and single headers where they are large.
@@ -260,6 +260,30 @@ class Segment:
             at, expected = stop, following
             records += header.record_count
         return data if at == len(data) else data[:at], position + at, expected
+
+    def first_at(self, position: int, header: BatchHeader, timestamp: int, log_start: int) -> tuple[int, int] | None:
+        """Of the batch at `position`, the first record, not below `log_start`, that is not older than `timestamp`."""
+        body = self.pread(header.body_length, position + HEADER_BYTES)
+        try:
+            check_body(header, body)
+        except CorruptBatch as error:
+            raise self._damaged(position, error) from error
+        whole = max(header.base_offset, log_start), header.max_timestamp
+        if not header.record_count:
+            return None
+        if header.timestamp_type:
+            return whole
+        try:
+            columns = decode(header, body)
+        except CorruptBatch:
+            # Undamaged, so its producer closed it wrongly. The batch as a whole is the best answer there is.
+            return whole
+        for nth in range(header.record_count):
+            delta = columns.timestamp_deltas[nth] if columns.timestamp_deltas else 0
+            offset = header.base_offset + (columns.offset_deltas[nth] if columns.offset_deltas else nth)
+            if offset >= log_start and header.base_timestamp + delta >= timestamp:
+                return offset, header.base_timestamp + delta
+        return None
 
     def _damaged(self, position: int, error: CorruptBatch) -> CorruptLog:
         return CorruptLog(f"{self.path}: damaged at {position}: {error}")

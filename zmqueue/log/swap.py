@@ -15,6 +15,7 @@ What is still called `.cleaned` when a log is opened was never decided, and goes
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable
 
 from msgspec import Struct
@@ -42,31 +43,54 @@ class Output(Struct, frozen=True, array_like=True):
 Range = tuple[int, int]
 
 
-def put_in_place(files: Files, folder: str, outputs: list[Output], interval_bytes: int) -> list[Segment]:
-    """Commit what a job has made, and give it as segments of the log.
+def _place_of(output: Output, segments: list[Segment]) -> slice | None:
+    """Where those are that it stands for, if they are still as they were, and the last is not among them."""
+    at = bisect_left(segments, output.base_offset, key=lambda segment: segment.base_offset)
+    end = bisect_left(segments, output.next_offset, key=lambda segment: segment.base_offset)
+    if not at < end < len(segments):
+        return None
+    bounds = segments[at].base_offset, segments[end].base_offset, sum(segment.size for segment in segments[at:end])
+    same = bounds == (output.base_offset, output.next_offset, output.replaced_bytes)
+    return slice(at, end) if same else None
 
+
+def put_in_place(
+    files: Files, folder: str, outputs: list[Output], segments: list[Segment], interval_bytes: int
+) -> bool:
+    """Commit what a job has made, to the disk and in the list of a log's segments.
+
+    False if segments have changed meanwhile, other than by being deleted; outputs for such are passed over.
     CorruptIndex, StorageFull: nothing has changed. StorageFailed: it is finished, or not, when the log is opened next.
     """
-    segments = []
-    for output in outputs:
-        segment = Segment(files, folder, output.base_offset, interval_bytes)
-        index, summary = load(files, segment.index_path + CLEANED, output.base_offset)
-        size = files.size(segment.path + CLEANED)
-        if (summary.next_offset, summary.log_bytes) != (
-            output.next_offset,
-            output.log_bytes,
-        ) or size != summary.log_bytes:
-            raise CorruptIndex(f"{segment.index_path}{CLEANED}: not of what lies there")
-        if files.volatile:
-            # In memory an index is no file.
-            segment.restore(index, summary)
-            segment.unseal()
-            files.remove(segment.index_path + CLEANED)
-        else:
-            segment.restore(SealedIndex.of(files, segment.index_path, output.base_offset, len(index)), summary)
-        segments.append(segment)
-    _commit(files, folder, [(output.base_offset, output.next_offset) for output in outputs])
-    return segments
+    fitting = [output for output in outputs if _place_of(output, segments) is not None]
+    made = [_made(files, folder, output, interval_bytes) for output in fitting]
+    if made:
+        _commit(files, folder, [(output.base_offset, output.next_offset) for output in fitting])
+    for output, segment in zip(fitting, made, strict=True):
+        place = _place_of(output, segments)
+        assert place is not None
+        for old in segments[place]:
+            old.close()
+        segments[place] = [segment]
+    start = segments[0].base_offset
+    return all(output in fitting or output.next_offset <= start for output in outputs)
+
+
+def _made(files: Files, folder: str, output: Output, interval_bytes: int) -> Segment:
+    """The segment as it will be, from its index."""
+    segment = Segment(files, folder, output.base_offset, interval_bytes)
+    index, summary = load(files, segment.index_path + CLEANED, output.base_offset)
+    told = summary.next_offset, summary.log_bytes, files.size(segment.path + CLEANED)
+    if told != (output.next_offset, output.log_bytes, output.log_bytes):
+        raise CorruptIndex(f"{segment.index_path}{CLEANED}: not of what lies there")
+    if files.volatile:
+        # In memory an index is no file.
+        segment.restore(index, summary)
+        segment.unseal()
+        files.remove(segment.index_path + CLEANED)
+    else:
+        segment.restore(SealedIndex.of(files, segment.index_path, output.base_offset, len(index)), summary)
+    return segment
 
 
 def recover_swaps(files: Files, folder: str) -> None:
