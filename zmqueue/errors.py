@@ -297,6 +297,12 @@ class PortInUse(ZmqueueError):
     code = 1013
 
 
+class QuotaExceeded(ZmqueueError):
+    """The partition has as many bytes as its topic's quota.bytes allows; nothing was appended."""
+
+    code = 1020
+
+
 class NoSuchIndex(ZmqueueError):
     """The topic has no secondary index: set index.secondary first."""
 

@@ -55,6 +55,7 @@ MESSAGES: dict[str, Struct] = {
     "CreateTopicRequest, defaults": m.CreateTopicRequest("events"),
     "CreateTopicResponse": m.CreateTopicResponse(TOPIC, 10, 2),
     "DeleteTopicRequest": m.DeleteTopicRequest("events"),
+    "AlterTopicRequest": m.AlterTopicRequest("events", TOPIC, 3, {"retention.ms": "1000", "quota.bytes": None}),
     "ElectUncleanRequest": m.ElectUncleanRequest(TOPIC, 3, 2),
     "StatusRequest": m.StatusRequest(),
     "StatusResponse": m.StatusResponse(
@@ -90,6 +91,8 @@ MESSAGES: dict[str, Struct] = {
     ),
     "OffsetResult": m.OffsetResult(0, 500, 1_700_000_000_000, 7),
     "ListOffsetsResponse": m.ListOffsetsResponse([m.OffsetResult(0, 600), m.OffsetResult(100)]),
+    "DeleteRecordsRequest": m.DeleteRecordsRequest(TOPIC, 3, 500),
+    "DeleteRecordsResponse": m.DeleteRecordsResponse(500),
     "FindRequest": m.FindRequest(TOPIC, 3, b"customer-7", 500, 100),
     "FindResponse": m.FindResponse([510, 2**40], 2**41, 2**41, 10, 7),
     "FetchBackwardRequest": m.FetchBackwardRequest(TOPIC, 3, -1, 2**20),
@@ -118,9 +121,12 @@ MESSAGES: dict[str, Struct] = {
     ),
     "ReplicaFetchResponse": m.ReplicaFetchResponse(TOPIC, 3, 55, 7, 0, 600, 10, 650),
     "ReplicaFetchResponse, diverged": m.ReplicaFetchResponse(TOPIC, 3, 55, 7, 0, 600, 10, 650, 6, 605),
+    "ReplicaFetchResponse, to one that has nothing": m.ReplicaFetchResponse(
+        TOPIC, 3, 55, 7, 0, 600, 10, 650, first_offset=8, start_epoch=6, producers=b"\x90"
+    ),
     "Push": m.Push("c1", 2, 4, 7, 610, 6, 600, 650),
-    "BeaconRow": m.BeaconRow(TOPIC, 3, 7, 650, 600),
-    "Beacon": m.Beacon("c1", 2, 4, [m.BeaconRow(TOPIC, 3, 7, 650, 600)]),
+    "BeaconRow": m.BeaconRow(TOPIC, 3, 7, 650, 600, 10),
+    "Beacon": m.Beacon("c1", 2, 4, [m.BeaconRow(TOPIC, 3, 7, 650, 600, 10)]),
 }
 
 

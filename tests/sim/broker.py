@@ -319,7 +319,7 @@ class SimBroker:
         self.folder = DataFolder.open(FOLDER, CLUSTER, self.id, config.log.fsync, self.disk)
         self.logs = SimLogs(self, config)
         self.flusher = self.logs.flusher
-        found = list(self.logs.recover())
+        found = list(self.logs.recover(trusted=not self.folder.unclean))
         self.incarnation = world.chance.getrandbits(62)
         previous = list(self.folder.previous_incarnations)
         unclean = self.folder.unclean

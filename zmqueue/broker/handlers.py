@@ -94,6 +94,8 @@ class Handlers:
             Operation.LIST_OFFSETS: self._list_offsets,
             Operation.DESCRIBE_PARTITIONS: self._describe_partitions,
             Operation.ELECT_UNCLEAN: self._elect_unclean,
+            Operation.DELETE_RECORDS: self._delete_records,
+            Operation.ALTER_TOPIC: self._alter_topic,
             Operation.FIND: self._find,
             Operation.FETCH_BACKWARD: self._fetch_backward,
         }
@@ -197,9 +199,16 @@ class Handlers:
             key = PartitionKey(entry.topic_id, entry.partition)
             deadline_ms = now_ms + request.timeout_ms
             batch = Batch(header, body)
-            self._run(self._node.on_produce(key, (pending, at), batch, request.acks, deadline_ms, now_ms))
+            full = self._over_quota(key)
+            self._run(
+                self._node.on_produce(key, (pending, at), batch, request.acks, deadline_ms, now_ms, over_quota=full)
+            )
             if silent and pending.results[at] is None:
                 self.on_produced((pending, at), m.ProduceResult(0))
+
+    def _over_quota(self, key: PartitionKey) -> bool:
+        log = self._logs.get(key)
+        return log is not None and 0 <= log.settings.quota_bytes <= log.size_bytes
 
     def on_produced(self, token: tuple[Produce, int], result: m.ProduceResult) -> None:
         pending, at = token
@@ -241,6 +250,14 @@ class Handlers:
             return m.OffsetResult(error.code)
         offset, timestamp = found or (-1, -1)
         return m.OffsetResult(0, offset, timestamp, replica.leader_epoch)
+
+    def _delete_records(self, token: Token, request: m.DeleteRecordsRequest, raw: Frames) -> None:
+        key = PartitionKey(request.topic_id, request.partition)
+        self._run(self._node.on_delete_records(key, request.offset, self._clock()))
+        log_start = self._leading(key).log.log_start
+        if log_start < request.offset:
+            raise errors.StorageFull("there is no room to write down where the log begins")
+        self._answer(token, m.DeleteRecordsResponse(log_start))
 
     def _readable(self, key: PartitionKey) -> Replica:
         replica = self._leading(key)
@@ -330,6 +347,7 @@ class Handlers:
                         min_insync_replicas=topic.min_insync_replicas,
                         storage=topic.storage,
                         config=topic.config,
+                        config_version=topic.config_version,
                         partitions=[
                             m.PartitionInfo(n, p.leader, p.leader_epoch, p.replicas, p.isr, p.elr)
                             for n, p in enumerate(topic.partitions)
@@ -380,6 +398,15 @@ class Handlers:
                 self._answer(token, m.CreateTopicResponse(command.topic_id, partitions, factor))
 
         self._submit(command, done)
+
+    def _alter_topic(self, token: Token, request: m.AlterTopicRequest, raw: Frames) -> None:
+        check_topic_name(request.name)
+        topic = self._node.state.topics.get(request.topic_id)
+        if topic is not None:
+            topic_config.altered(topic.config, request.changes)  # to refuse what cannot be before Raft is asked
+        # On a full disk too: less retention is what makes room.
+        command = c.SetConfig(request.name, request.topic_id, request.config_version, dict(request.changes))
+        self._submit(command, self._when_done(token))
 
     def _delete_topic(self, token: Token, request: m.DeleteTopicRequest, raw: Frames) -> None:
         check_topic_name(request.name)

@@ -178,8 +178,9 @@ class SealedIndex:
     def grown(self, interval_bytes: int) -> GrowingIndex:
         """The same entries in memory, for a segment that is appended to again."""
         index = GrowingIndex(self._base, interval_bytes)
+        whole = self._files.map(self._path)
         for page in range(self._pages):
-            for offset, position, timestamp in zip(*self._page(page), strict=True):
+            for offset, position, timestamp in zip(*self._page(page, whole), strict=True):
                 index.add(self._base + offset, position, timestamp)
         return index
 
@@ -194,8 +195,9 @@ class SealedIndex:
         width = 8 if kind == "q" else 4
         return self._files.map(self._path)[start : start + self._pages * width].cast(kind)
 
-    def _page(self, page: int) -> tuple[memoryview, memoryview, memoryview]:
-        view = self._files.map(self._path)[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
+    def _page(self, page: int, whole: memoryview | None = None) -> tuple[memoryview, memoryview, memoryview]:
+        whole = self._files.map(self._path) if whole is None else whole
+        view = whole[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
         if self._proved[page]:
             entries = paged.entries_of(view)
         else:

@@ -18,15 +18,19 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from zmqueue.errors import CorruptIndex, FutureFormat, ZmqueueError
 from zmqueue.log import keys
 from zmqueue.log.files import Files
 from zmqueue.log.index_build import IndexJob, IndexResult
 from zmqueue.log.keys import KeysFile
+from zmqueue.log.orders import span
 from zmqueue.model import MiB
 from zmqueue.wire.fields import Field
+
+if TYPE_CHECKING:
+    from zmqueue.log.partition_log import PartitionLog
 
 CHUNK_BYTES = 1 * MiB
 JOB_BYTES = 64 * MiB
@@ -36,28 +40,6 @@ FILE_ENTRIES_MAX = 1 << 22
 MISSES_MAX = 128
 
 _logger = logging.getLogger(__name__)
-
-
-class Span(NamedTuple):
-    """Bytes of the log that lie between two boundaries, by segment: base offset, from, to."""
-
-    segments: list[tuple[int, int, int]]
-    in_last: bool  # all of it lies in the segment that is appended to
-
-    @property
-    def size(self) -> int:
-        return sum(stop - start for _, start, stop in self.segments)
-
-
-class Log(Protocol):
-    """What planning needs to know of the log."""
-
-    folder: str
-    generation: int
-    log_start: int
-    log_end: int
-
-    def span(self, from_offset: int, end_offset: int, limit: int, bytes_max: int) -> Span: ...
 
 
 class SecondaryStats(NamedTuple):
@@ -148,12 +130,12 @@ class Secondary:
         self._set([each for each in self._runs if each is not run])
         self._files.remove(run.path)
 
-    def stats(self, log: Log) -> SecondaryStats | None:
+    def stats(self, log: PartitionLog) -> SecondaryStats | None:
         if self.field is None:
             return None
         gap = self._gap(log.log_start, log.log_end)
         covered_to = gap[0] if gap else log.log_end
-        behind = log.span(covered_to, log.log_end, log.log_end, 1 << 62).size if gap else 0
+        behind = span(log, covered_to, log.log_end, log.log_end, 1 << 62).size if gap else 0
         return SecondaryStats(
             *self.field.definition,
             files=len(self._runs),
@@ -182,7 +164,7 @@ class Secondary:
 
     # -- the index grows
 
-    def plan(self, log: Log, high_watermark: int) -> IndexJob | None:
+    def plan(self, log: PartitionLog, high_watermark: int) -> IndexJob | None:
         """The next thing worth doing, if any: cover what is not covered, renew what is stale, merge what is small."""
         if self.field is None:
             return None
@@ -197,25 +179,25 @@ class Secondary:
             at = max(at, run.end_offset)
         return (at, end) if at < end else None
 
-    def _to_cover(self, log: Log, end: int) -> IndexJob | None:
+    def _to_cover(self, log: PartitionLog, end: int) -> IndexJob | None:
         gap = self._gap(log.log_start, end)
         if gap is None:
             return None
-        span = log.span(*gap, end, JOB_BYTES)
-        at_the_end = gap[1] == end and span.in_last
-        if not span.segments or (at_the_end and span.size < CHUNK_BYTES):
+        found = span(log, *gap, end, JOB_BYTES)
+        at_the_end = gap[1] == end and found.in_last
+        if not found.segments or (at_the_end and found.size < CHUNK_BYTES):
             return None
-        return self._job(log, *gap, span.segments, [])
+        return self._job(log, *gap, found.segments, [])
 
-    def _to_renew(self, log: Log) -> IndexJob | None:
+    def _to_renew(self, log: PartitionLog) -> IndexJob | None:
         for run in self._runs:
             if run.misses > max(MISSES_MAX, run.entries // 16):
                 start = max(run.from_offset, log.log_start)
-                span = log.span(start, run.end_offset, run.end_offset, 1 << 62)
-                return self._job(log, start, run.end_offset, span.segments, [_name(run)])
+                segments = span(log, start, run.end_offset, run.end_offset, 1 << 62).segments
+                return self._job(log, start, run.end_offset, segments, [_name(run)])
         return None
 
-    def _to_merge(self, log: Log) -> IndexJob | None:
+    def _to_merge(self, log: PartitionLog) -> IndexJob | None:
         best: tuple[int, int] | None = None
         for at in range(len(self._runs) - FAN + 1):
             window = self._runs[at : at + FAN]
@@ -233,13 +215,13 @@ class Secondary:
         return self._job(log, window[0].from_offset, window[-1].end_offset, [], [_name(run) for run in window])
 
     def _job(
-        self, log: Log, start: int, end: int, segments: list[tuple[int, int, int]], replaces: list[str]
+        self, log: PartitionLog, start: int, end: int, segments: list[tuple[int, int, int]], replaces: list[str]
     ) -> IndexJob:
         assert self.field is not None
         volatile = self._files.volatile
         return IndexJob(self._folder, volatile, *self.field.definition, start, end, log.generation, segments, replaces)
 
-    def finish(self, log: Log, job: IndexJob, result: IndexResult) -> bool:
+    def finish(self, log: PartitionLog, job: IndexJob, result: IndexResult) -> bool:
         """A job has come back. False if it no longer fits; then its file is removed."""
         if result.end_offset == job.from_offset:
             return False

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from zmqueue.errors import CorruptBatch, CorruptLog
 from zmqueue.log.segment import Segment
-from zmqueue.wire.batch import HEADER_BYTES, BatchHeader, check_body, decode
 
 
 class TimeSeek:
@@ -23,18 +21,16 @@ class TimeSeek:
         self._generation = -1
 
     def find(
-        self, segments: list[Segment], bases: list[int], generation: int, timestamp: int, end_offset: int
+        self,
+        segments: list[Segment],
+        bases: list[int],
+        generation: int,
+        timestamp: int,
+        log_start: int,
+        end_offset: int,
     ) -> tuple[int, int] | None:
-        if generation != self._generation or bases[: len(self._bases)] != self._bases:
-            self._generation = generation
-            self._bases.clear()
-            self._highest.clear()
-        highest = self._highest
-        while len(highest) < len(segments) - 1:
-            segment = segments[len(highest)]
-            highest.append(max(highest[-1], segment.max_timestamp) if highest else segment.max_timestamp)
-            self._bases.append(segment.base_offset)
-        for at in range(bisect_left(highest, timestamp), len(segments)):
+        """Offset and timestamp of the first record from `log_start` to `end_offset` that is not older."""
+        for at in range(self._first(segments, bases, generation, timestamp), len(segments)):
             segment = segments[at]
             if segment.base_offset >= end_offset:
                 return None
@@ -43,33 +39,21 @@ class TimeSeek:
             for position, header in segment.walk(segment.position_before_time(timestamp)):
                 if header.base_offset >= end_offset:
                     return None
-                if header.max_timestamp < timestamp:
+                if header.max_timestamp < timestamp or header.next_offset <= log_start:
                     continue
-                body = segment.pread(header.body_length, position + HEADER_BYTES)
-                found = _first_at(segment, position, header, body, timestamp)
+                found = segment.first_at(position, header, timestamp, log_start)
                 if found is not None:
                     return found if found[0] < end_offset else None
         return None
 
-
-def _first_at(
-    segment: Segment, position: int, header: BatchHeader, body: bytes, timestamp: int
-) -> tuple[int, int] | None:
-    """The first record of a batch that is not older than `timestamp`."""
-    try:
-        check_body(header, body)
-    except CorruptBatch as error:
-        raise CorruptLog(f"{segment.path}: damaged at {position}: {error}") from error
-    if header.timestamp_type or not header.record_count:
-        return header.base_offset, header.max_timestamp
-    try:
-        columns = decode(header, body)
-    except CorruptBatch:
-        # Undamaged, so its producer closed it wrongly. The batch as a whole is the best answer there is.
-        return header.base_offset, header.max_timestamp
-    for nth in range(header.record_count):
-        delta = columns.timestamp_deltas[nth] if columns.timestamp_deltas else 0
-        if header.base_timestamp + delta >= timestamp:
-            at = columns.offset_deltas[nth] if columns.offset_deltas else nth
-            return header.base_offset + at, header.base_timestamp + delta
-    return None
+    def _first(self, segments: list[Segment], bases: list[int], generation: int, timestamp: int) -> int:
+        highest = self._highest
+        if generation != self._generation or bases[: len(self._bases)] != self._bases:
+            self._generation = generation
+            self._bases.clear()
+            highest.clear()
+        while len(highest) < len(segments) - 1:
+            segment = segments[len(highest)]
+            highest.append(max(highest[-1], segment.max_timestamp) if highest else segment.max_timestamp)
+            self._bases.append(segment.base_offset)
+        return bisect_left(highest, timestamp)

@@ -19,7 +19,7 @@ from zmqueue.log import index as indexes
 from zmqueue.log.files import Files, OpenFile
 from zmqueue.log.index import NO_TIMESTAMP, GrowingIndex, Index, SealedIndex, Summary
 from zmqueue.model import KiB
-from zmqueue.wire.batch import HEADER_BYTES, BatchHeader, check_body, parse_header
+from zmqueue.wire.batch import HEADER_BYTES, BatchHeader, check_body, decode, parse_header
 
 SUFFIX = ".log"
 # A walk over headers reads this much at once where batches are small, and single headers where they are large.
@@ -53,11 +53,14 @@ class Segment:
         "size",
     )
 
-    def __init__(self, files: Files, folder: str, base_offset: int, index_interval_bytes: int) -> None:
+    def __init__(
+        self, files: Files, folder: str, base_offset: int, index_interval_bytes: int, suffix: str = ""
+    ) -> None:
+        """With a `suffix` to its names it is one in the making, and not part of a log yet."""
         self._files = files
         self._interval = index_interval_bytes
-        self.path = f"{folder}/{segment_name(base_offset)}"
-        self.index_path = f"{folder}/{index_name(base_offset)}"
+        self.path = f"{folder}/{segment_name(base_offset)}{suffix}"
+        self.index_path = f"{folder}/{index_name(base_offset)}{suffix}"
         self.base_offset = base_offset
         self.next_offset = base_offset
         self.size = 0
@@ -109,6 +112,17 @@ class Segment:
         growing = self._growing
         if growing is None or self._files.volatile:
             return
+        try:
+            self._files.put(self.index_path, self.index_file(epochs, producers))
+        except StorageFull as error:
+            _logger.warning("%s: the index stays in memory: %s", self.path, error)
+            return
+        self.index = SealedIndex.of(self._files, self.index_path, self.base_offset, len(growing))
+        self._growing = None
+
+    def index_file(self, epochs: list[tuple[int, int]], producers: bytes) -> bytes:
+        growing = self._growing
+        assert growing is not None, f"{self.path} is sealed"
         summary = Summary(
             base_offset=self.base_offset,
             next_offset=self.next_offset,
@@ -119,13 +133,7 @@ class Segment:
             epochs=epochs,
             producers=producers,
         )
-        try:
-            self._files.put(self.index_path, indexes.encode(growing, summary))
-        except StorageFull as error:
-            _logger.warning("%s: the index stays in memory: %s", self.path, error)
-            return
-        self.index = SealedIndex.of(self._files, self.index_path, self.base_offset, len(growing))
-        self._growing = None
+        return indexes.encode(growing, summary)
 
     def restore(self, index: SealedIndex, summary: Summary) -> None:
         """Take over what its index file knows of this segment, whose batches are then not read."""
@@ -287,6 +295,30 @@ class Segment:
             at, expected = stop, following
             records += header.record_count
         return data if at == len(data) else data[:at], position + at, expected
+
+    def first_at(self, position: int, header: BatchHeader, timestamp: int, log_start: int) -> tuple[int, int] | None:
+        """Of the batch at `position`, the first record, not below `log_start`, that is not older than `timestamp`."""
+        body = self.pread(header.body_length, position + HEADER_BYTES)
+        try:
+            check_body(header, body)
+        except CorruptBatch as error:
+            raise self._damaged(position, error) from error
+        whole = max(header.base_offset, log_start), header.max_timestamp
+        if not header.record_count:
+            return None
+        if header.timestamp_type:
+            return whole
+        try:
+            columns = decode(header, body)
+        except CorruptBatch:
+            # Undamaged, so its producer closed it wrongly. The batch as a whole is the best answer there is.
+            return whole
+        for nth in range(header.record_count):
+            delta = columns.timestamp_deltas[nth] if columns.timestamp_deltas else 0
+            offset = header.base_offset + (columns.offset_deltas[nth] if columns.offset_deltas else nth)
+            if offset >= log_start and header.base_timestamp + delta >= timestamp:
+                return offset, header.base_timestamp + delta
+        return None
 
     def _damaged(self, position: int, error: CorruptBatch) -> CorruptLog:
         return CorruptLog(f"{self.path}: damaged at {position}: {error}")

@@ -157,19 +157,28 @@ class _Opaque:
     """What a tag means is not our business, and some meanings are dangerous to make."""
 
 
+def _opaque(*_: object) -> _Opaque:
+    return _Opaque()
+
+
+def _large(value: object, *_: object) -> object:
+    """A number of more than 64 bits; how long a number may be is said in `canonical`."""
+    return int.from_bytes(value, "big") if isinstance(value, bytes) else _Opaque()
+
+
+def _large_negative(value: object, *_: object) -> object:
+    return -1 - int.from_bytes(value, "big") if isinstance(value, bytes) else _Opaque()
+
+
 class _AnyTag(dict[int, Any]):
     def __contains__(self, tag: object) -> bool:
         return True
 
     def __missing__(self, tag: int) -> Any:
-        return _opaque
+        return {2: _large, 3: _large_negative}.get(tag, _opaque)
 
     def get(self, tag: int, default: Any = None) -> Any:
-        return _opaque
-
-
-def _opaque(*_: object) -> _Opaque:
-    return _Opaque()
+        return self[tag]
 
 
 _ANY_TAG = _AnyTag()

@@ -80,6 +80,7 @@ class TopicInfo(Message):
     storage: Name
     config: dict[str, str]
     partitions: list[PartitionInfo]
+    config_version: Count = 0
 
 
 class MetadataResponse(Message):
@@ -113,6 +114,15 @@ class DeleteTopicRequest(Message):
 
     name: Name
     topic_id: TopicId | None = None
+
+
+class AlterTopicRequest(Message):
+    """Change these settings, None taking one back, if they are still those of `config_version`."""
+
+    name: Name
+    topic_id: TopicId
+    config_version: Count
+    changes: dict[Name, Text | None]
 
 
 class ElectUncleanRequest(Message):
@@ -239,6 +249,20 @@ class OffsetResult(Row):
 
 class ListOffsetsResponse(Message):
     results: list[OffsetResult]
+
+
+class DeleteRecordsRequest(Message):
+    """Delete the records below `offset`, for good; -1: all that consumers may read."""
+
+    topic_id: TopicId
+    partition: PartitionNumber
+    offset: Offset
+
+
+class DeleteRecordsResponse(Message):
+    """The first offset that is left, which may be beyond what was asked for."""
+
+    log_start: Offset
 
 
 class FindRequest(Message):
@@ -380,7 +404,9 @@ class ReplicaFetchRequest(Message):
 class ReplicaFetchResponse(Message):
     """`diverged_epoch` >= 0: cut back to where that epoch ends, at most `diverged_end`.
 
-    Otherwise a frame of batches follows.
+    Otherwise a frame of batches follows. `first_offset` is where the leader's first batch begins, in which `log_start`
+    lies: a follower that ends before it starts anew there. One that has nothing and asks from there also hears what it
+    cannot read: the epoch of the record before, and the state of producers (see core.producers) there.
     """
 
     topic_id: TopicId
@@ -393,6 +419,9 @@ class ReplicaFetchResponse(Message):
     log_end: Offset = -1
     diverged_epoch: Epoch = -1
     diverged_end: Offset = -1
+    first_offset: Offset = -1
+    start_epoch: Epoch = -1
+    producers: bytes = b""
 
 
 class Push(Row):
@@ -414,6 +443,7 @@ class BeaconRow(Row):
     leader_epoch: Epoch
     log_end: Offset
     high_watermark: Offset
+    log_start: Offset
 
 
 class Beacon(Message):

@@ -63,7 +63,7 @@ class Shell:
         self.state = ClusterState()
         self.node = Node("cluster", _registration(0), self.state, config)
         self.logs = Logs(folder, config.log, lambda: None)
-        assert not list(self.logs.recover())
+        assert not list(self.logs.recover(trusted=True))
         self.executor = Executor(self.node, self.logs, self.clock, self.proposed, lambda incarnation: None)
         self.handlers = Handlers(
             self.node,
@@ -360,7 +360,7 @@ def test_no_topic_is_created_on_a_nearly_full_disk(shell: Shell) -> None:
 def test_a_log_that_finds_no_room_is_opened_when_there_is_some(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     really_open = shell.logs.open
 
-    def full(key: PartitionKey, storage: str) -> Any:
+    def full(key: PartitionKey, storage: str, config: dict[str, str]) -> Any:
         raise StorageFull
 
     monkeypatch.setattr(shell.logs, "open", full)

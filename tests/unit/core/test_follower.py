@@ -54,7 +54,7 @@ def test_nothing_pushed_before_the_first_answer_is_appended_or_acknowledged():
     follower = following(log_of((4, 10)))
     assert pushed(follower, 10, 12, prev=4) == []
     assert follower.on_flushed() == []
-    assert follower.on_beacon(BeaconRow(*KEY, EPOCH, 10, 10), 0) == []
+    assert follower.on_beacon(BeaconRow(*KEY, EPOCH, 10, 10, 0), 0) == []
     assert follower.log.log_end == 10
     assert follower.log.high_watermark == 0
 
@@ -286,23 +286,23 @@ def test_only_a_contiguous_prefix_is_appended():
 
 def test_a_beacon_beyond_the_end_means_that_pushes_were_lost():
     follower = established(log_of((EPOCH, 3)))
-    assert kinds(follower.on_beacon(BeaconRow(*KEY, EPOCH, 4, 0), 0)) == [SendFetch]
-    assert follower.on_beacon(BeaconRow(*KEY, EPOCH, 4, 0), 0) == []  # one fetch at a time
+    assert kinds(follower.on_beacon(BeaconRow(*KEY, EPOCH, 4, 0, 0), 0)) == [SendFetch]
+    assert follower.on_beacon(BeaconRow(*KEY, EPOCH, 4, 0, 0), 0) == []  # one fetch at a time
 
 
 def test_a_beacon_that_repeats_what_we_have_asks_for_a_lost_acknowledgement():
     follower = established(log_of((EPOCH, 3)))
-    assert follower.on_beacon(BeaconRow(*KEY, EPOCH, 3, 3), 0) == [SendAck(KEY, 1, EPOCH, 3)]
+    assert follower.on_beacon(BeaconRow(*KEY, EPOCH, 3, 3, 0), 0) == [SendAck(KEY, 1, EPOCH, 3)]
 
 
 def test_what_is_not_synced_is_not_acknowledged_to_a_beacon():
     follower = established(log_of((EPOCH, 3), durable_end=2))
-    assert follower.on_beacon(BeaconRow(*KEY, EPOCH, 3, 0), 0) == []
+    assert follower.on_beacon(BeaconRow(*KEY, EPOCH, 3, 0, 0), 0) == []
 
 
 def test_a_beacon_of_another_epoch_is_ignored():
     follower = established(log_of((EPOCH, 3)))
-    assert follower.on_beacon(BeaconRow(*KEY, EPOCH + 1, 9, 9), 0) == []
+    assert follower.on_beacon(BeaconRow(*KEY, EPOCH + 1, 9, 9, 0), 0) == []
 
 
 # -- the high watermark (C6) -------------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ def test_a_beacon_of_another_epoch_is_ignored():
 
 def test_the_high_watermark_is_bounded_by_the_own_log_and_never_goes_back():
     follower = established(log_of((EPOCH, 3)))
-    follower.on_beacon(BeaconRow(*KEY, EPOCH, 9, 9), 0)
+    follower.on_beacon(BeaconRow(*KEY, EPOCH, 9, 9, 0), 0)
     assert follower.log.high_watermark == 3
     answer(follower, records(3, 5), hw=4)
     assert follower.log.high_watermark == 4

@@ -98,6 +98,8 @@ def test_json_paths(path, text, found):
         (cbor2.dumps({"when": cbor2.CBORTag(0, "2025-01-31T12:00:00Z"), "a": 1}), {b"1"}),
         (bytes.fromhex("bf61610500") + b"\xff", set()),
         (bytes.fromhex("bf616105ff"), {b"5"}),
+        (cbor2.dumps({"a": cbor2.CBORTag(2, "text")}), set()),
+        (cbor2.dumps({"a": -(2**70)}), {b"-1180591620717411303424"}),
         (b"\x9f" * 1000, set()),
         (b"", set()),
         (b"\xff", set()),
