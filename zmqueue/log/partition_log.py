@@ -103,6 +103,11 @@ class PartitionLog:
     # -- what there is
 
     @property
+    def volatile(self) -> bool:
+        """It lies in memory: no other process can read it."""
+        return self._files.volatile
+
+    @property
     def size_bytes(self) -> int:
         return sum(segment.size for segment in self._segments)
 
