@@ -222,6 +222,8 @@ class Follower:
 
     def on_append_failed(self, now_ms: int) -> list[Effect]:
         """The log is as it was before: ask again, a little later."""
+        if self.log.first_offset == self.log.log_end:
+            self.established = False  # perhaps it was the beginning that failed (see `_adopt`)
         self._held.clear()
         self._held_bytes = 0
         self._fetching = False
