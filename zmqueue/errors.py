@@ -312,6 +312,12 @@ class NoSuchIndex(ZmqueueError):
 # -- on the client's side only -----------------------------------------------------------------------------------
 
 
+class JobFailed(ZmqueueError):
+    """Work on full segments came to nothing: the process that does it ended, or made a mistake. It is tried again."""
+
+    code, retriable = 1025, True
+
+
 class ConfigError(ZmqueueError):
     """The configuration is not valid."""
 

@@ -61,6 +61,11 @@ class Logs:
             yield key, view(log)
 
     @property
+    def memory(self) -> Files:
+        """Where the logs of memory topics lie."""
+        return self._memory
+
+    @property
     def damaged(self) -> list[PartitionKey]:
         return sorted(self._damaged)
 

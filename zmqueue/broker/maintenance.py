@@ -24,14 +24,12 @@ from zmqueue.config import LogConfig
 from zmqueue.core.effects import Effect
 from zmqueue.core.node import Node
 from zmqueue.errors import CorruptLog, StorageFull
+from zmqueue.log.jobs import Failed, Job, Result
 from zmqueue.log.partition_log import PartitionLog
 from zmqueue.log.retention import start_after
 from zmqueue.model import PartitionKey
 
 _logger = logging.getLogger(__name__)
-
-Job = Struct
-Result = Struct
 
 
 class Chore(Protocol):
@@ -41,12 +39,12 @@ class Chore(Protocol):
         """What is to be done about this log, if anything. `now_ms` is the time of day."""
 
     def finish(self, log: PartitionLog, job: Job, result: Result) -> None:
-        """The job is done. The log may have changed meanwhile."""
+        """The job is done, or `Failed`. The log may have changed meanwhile. Raises StorageFull, CorruptLog."""
 
 
 class Worker(Protocol):
-    def submit(self, job: Job, done: Callable[[Result | None], None]) -> None:
-        """Do it, then call back on the loop; with None if it came to nothing."""
+    def submit(self, job: Job, done: Callable[[Result], None]) -> None:
+        """Do it, then call back on the loop."""
 
 
 class Counters(Struct):
@@ -182,14 +180,18 @@ class Maintenance:
                 self._worker.submit(job, self._on_done)
                 return
 
-    def _on_done(self, result: Result | None) -> None:
+    def _on_done(self, result: Result) -> None:
         done, self._under_way = self._under_way, None
         assert done is not None, "a job ends once"
-        if result is None:
+        if isinstance(result, Failed):
             self.counters.jobs_failed += 1
-        elif self._logs.get(done.key) is done.log:
-            try:
-                done.chore.finish(done.log, done.job, result)
-            except StorageFull as error:
-                self.counters.jobs_failed += 1
-                self._tell(done.key, done.log, error)
+        if self._logs.get(done.key) is not done.log:
+            return
+        try:
+            done.chore.finish(done.log, done.job, result)
+        except StorageFull as error:
+            self.counters.jobs_failed += 1
+            self._tell(done.key, done.log, error)
+        except CorruptLog as error:
+            if self._tell(done.key, done.log, error):
+                self._node.on_lost(done.key)

@@ -16,12 +16,14 @@ import time
 from collections import deque
 from pathlib import Path
 
+from zmqueue.broker.compaction import CompactionChore
 from zmqueue.broker.executor import Executor, Fatal
 from zmqueue.broker.handlers import Handlers, own_status
 from zmqueue.broker.logs import Logs
 from zmqueue.broker.maintenance import Maintenance
 from zmqueue.broker.peers import PeerEvents, Peers
 from zmqueue.broker.raft import Outcome, ProposalOutcome, RaftNode
+from zmqueue.broker.workers import Workers
 from zmqueue.config import ClusterFile, Config
 from zmqueue.core import commands as c
 from zmqueue.core.cluster import Applied
@@ -94,7 +96,11 @@ class Broker:
         self._handlers.bind(socket)
         self._peers = Peers(self._transport, cluster, broker, config, self._peer_events())
         self._executor.bind(self._peers, self._handlers)
-        self._maintenance = Maintenance(self.node, self._logs, config.log, self._executor.run, wall_ms)
+        self._workers = Workers(self._transport, config.log, self._logs.memory, now_ms)
+        chores = [CompactionChore(config.log, wall_ms)]
+        self._maintenance = Maintenance(
+            self.node, self._logs, config.log, self._executor.run, wall_ms, chores, self._workers
+        )
         self._raft = RaftNode(
             broker_id=broker,
             members={member.id: (member.host, member.raft) for member in cluster.members},
@@ -170,6 +176,7 @@ class Broker:
         self._handlers.fetches.on_tick(now)
         self._executor.run(self.node.step(now))
         self._maintenance.on_tick(now)
+        self._workers.on_tick(now)
         self._executor.end_turn()
 
     def _tick_raft(self) -> None:
@@ -233,6 +240,7 @@ class Broker:
 
     def close(self, clean: bool) -> None:
         self._raft.close()
+        self._workers.close()
         self._logs.close()
         self._transport.close(LINGER_MS if clean else 0)
         self._waker.close()

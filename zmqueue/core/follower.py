@@ -21,7 +21,7 @@ from zmqueue.core.effects import Adopt, Append, DeleteBefore, Effect, Flush, Res
 from zmqueue.core.log_view import LogView
 from zmqueue.core.producers import Producers
 from zmqueue.model import PartitionKey
-from zmqueue.wire.batch import Batch
+from zmqueue.wire.batch import Batch, is_void, void_from
 from zmqueue.wire.messages import BeaconRow, Push, ReplicaFetchRequest, ReplicaFetchResponse
 
 RETRY_MS = 50
@@ -103,8 +103,7 @@ class Follower:
         adopted = self._adopt(response)
         self.established = True
         self._fetch_due_ms = None
-        fresh = [batch for batch in batches if batch.header.base_offset >= self.log.log_end]
-        effects = adopted + self._append(fresh, response.high_watermark) + self._release()
+        effects = adopted + self._append(self._fresh(batches), response.high_watermark) + self._release()
         effects += self._follow_start(response.log_start)
         if self.log.log_end < response.log_end or self._held:
             effects += self._fetch(now_ms)  # held pushes that still do not fit show a gap behind the answer
@@ -147,8 +146,7 @@ class Follower:
         if not self._continues(push):
             self._hold(push, batches)
             return self._fetch(now_ms)
-        fresh = [batch for batch in batches if batch.header.base_offset >= self.log.log_end]
-        return self._append(fresh, push.high_watermark)
+        return self._append(self._fresh(batches), push.high_watermark)
 
     def _continues(self, push: Push) -> bool:
         """Whether a push has no gap before it and, at our very end, follows the record that we have there."""
@@ -173,9 +171,20 @@ class Follower:
             self._held.popleft()
             self._held_bytes -= sum(batch.header.total_bytes for batch in batches)
             if self._continues(push):
-                fresh = [batch for batch in batches if batch.header.base_offset >= self.log.log_end]
-                effects += self._append(fresh, push.high_watermark)
+                effects += self._append(self._fresh(batches), push.high_watermark)
         return effects
+
+    def _fresh(self, batches: list[Batch]) -> list[Batch]:
+        """Those that we lack.
+
+        A batch has the same bounds in every replica, but where compaction has merged batches that lost all records:
+        of such a one we may have the first part, with records or without.
+        """
+        end = self.log.log_end
+        lacking = [batch for batch in batches if batch.header.next_offset > end]
+        if lacking and lacking[0].header.base_offset < end and is_void(lacking[0].header):
+            lacking[0] = void_from(lacking[0], end)
+        return [batch for batch in lacking if batch.header.base_offset >= end]
 
     def _append(self, batches: list[Batch], high_watermark: int) -> list[Effect]:
         """Contiguous batches at our end. Whatever does not continue the log is not appended."""
@@ -213,6 +222,8 @@ class Follower:
 
     def on_append_failed(self, now_ms: int) -> list[Effect]:
         """The log is as it was before: ask again, a little later."""
+        if self.log.first_offset == self.log.log_end:
+            self.established = False  # perhaps it was the beginning that failed (see `_adopt`)
         self._held.clear()
         self._held_bytes = 0
         self._fetching = False

@@ -224,10 +224,13 @@ class Leader:
             response = self._response(fetch)
             response.diverged_epoch, response.diverged_end = epoch, end
             return [AnswerFetch(token, response)]
-        self._progress(fetch.broker, fetch.broker_epoch, fetch.durable_end, now_ms)
+        fresh = fetch.last_epoch == NO_EPOCH and fetch.log_end == log.first_offset > 0
+        if not fresh:
+            # One that has nothing counts when it acknowledges: until then it lacks what this answer tells it of
+            # producers, and as a leader would not know them.
+            self._progress(fetch.broker, fetch.broker_epoch, fetch.durable_end, now_ms)
         effects = self._advance()
         response = self._response(fetch)
-        fresh = fetch.last_epoch == NO_EPOCH and fetch.log_end == log.first_offset > 0
         effects.append(SendBatches(token, self.key, fetch.log_end, fetch.bytes_max, response, fresh))
         return effects + self._expand(fetch.broker)
 

@@ -49,6 +49,7 @@ from zmqueue.wire.batch import (
     emptied,
     parse_header,
     thinned,
+    void,
 )
 
 # What a key costs in the map: its name, its offset and its place in the table, which is up to half empty.
@@ -254,8 +255,8 @@ class _Thinner:
         return [*self.flush(), left]
 
     def flush(self) -> list[Batch]:
-        void, self._void = self._void, None
-        return [] if void is None else [void]
+        done, self._void = self._void, None
+        return [] if done is None else [done]
 
     def _voided(self, batch: Batch) -> list[Batch]:
         """Only the offsets of this batch have to stay."""
@@ -271,8 +272,7 @@ class _Thinner:
             self._void, self.changed = Batch(merged, body), True
             return []
         done = self.flush()
-        anonymous = msgspec.structs.replace(header, attributes=0, producer_id=-1, producer_epoch=-1, base_sequence=-1)
-        self._void = emptied(anonymous)
+        self._void = void(header)
         self.changed = self.changed or self._void != batch
         return done
 

@@ -13,11 +13,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 
+import msgspec
 from msgspec import Struct
 
-from zmqueue.errors import StorageFailed, ZmqueueError
+from zmqueue.errors import JobFailed, ZmqueueError
 from zmqueue.log.compaction import Compacted, CompactionJob, compact
 from zmqueue.log.files import Files
+
+FRAME_HEAD_BYTES = 4
+# Shorter waits add up to one that is worth its system call.
+PACE_S_MIN = 0.01
 
 
 class Failed(Struct, frozen=True, tag="failed"):
@@ -31,6 +36,16 @@ class Failed(Struct, frozen=True, tag="failed"):
 Job = CompactionJob
 Result = Compacted | Failed
 Steps = Generator[int, None, Result]
+
+
+job_decoder = msgspec.msgpack.Decoder(Job)
+result_decoder = msgspec.msgpack.Decoder(Result)
+
+
+def framed(message: Job | Result) -> bytes:
+    """As it goes through a pipe: its length, 4 bytes, little-endian; then msgpack."""
+    data = msgspec.msgpack.encode(message)
+    return len(data).to_bytes(FRAME_HEAD_BYTES, "little") + data
 
 
 class Pace:
@@ -51,12 +66,8 @@ class Pace:
         """So much was done: wait until it was not too much. Time in which nothing was done is not made up for."""
         self._free_at = max(self._free_at, self._clock()) + count / self._bytes_per_s
         wait_s = self._free_at - self._clock()
-        # Short waits add up to one that is worth its system call.
         if wait_s > PACE_S_MIN:
             self._sleep(wait_s)
-
-
-PACE_S_MIN = 0.01
 
 
 def steps(job: Job, files: Files) -> Steps:
@@ -67,7 +78,7 @@ def steps(job: Job, files: Files) -> Steps:
         return Failed(error.code, str(error))
     except Exception as error:
         # A mistake of ours, and nothing that a broker should end for: the log is as it was.
-        return Failed(StorageFailed.code, f"{type(error).__name__}: {error}")
+        return Failed(JobFailed.code, f"{type(error).__name__}: {error}")
 
 
 def run(job: Job, files: Files, pace: Pace) -> Result:

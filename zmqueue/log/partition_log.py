@@ -64,7 +64,7 @@ class PartitionLog:
         self._deleted: list[Segment] = []  # wholly below log_start, and on the disk still
         # The segment that is appended to, and since when it has records; known only where somebody asks.
         self._filling: tuple[Segment, int] | None = None
-        self._recovered = self._segments[-1]
+        self._found = self._segments[-1] if self._segments[-1].size else None  # with records, when the log was opened
         self._epochs: Epochs = recovered.history.epochs
         self._producers: Producers = recovered.history.producers
         self._hints: dict[int, tuple[Segment, int]] = {}
@@ -112,6 +112,11 @@ class PartitionLog:
         self.secondary.define(settings.secondary)
 
     # -- what there is
+
+    @property
+    def volatile(self) -> bool:
+        """It lies in memory: no other process can read it."""
+        return self._files.volatile
 
     @property
     def size_bytes(self) -> int:
@@ -211,7 +216,7 @@ class PartitionLog:
             return False
         if self._filling is None or self._filling[0] is not segment:
             since_ms = now_ms
-            if segment is self._recovered:
+            if segment is self._found:
                 first = next(segment.walk(0))[1].max_timestamp
                 since_ms = min(first, now_ms) if first >= 0 else now_ms
             self._filling = segment, since_ms

@@ -267,6 +267,24 @@ def emptied(header: BatchHeader) -> Batch:
     return _with_body(header, 0, _NO_RECORDS, 0)
 
 
+def void(header: BatchHeader) -> Batch:
+    """Only the offsets of a batch: nothing tells of its producer any more."""
+    return emptied(msgspec.structs.replace(header, attributes=0, producer_id=-1, producer_epoch=-1, base_sequence=-1))
+
+
+def is_void(header: BatchHeader) -> bool:
+    return not header.record_count and header.producer_id < 0
+
+
+def void_from(batch: Batch, offset: int) -> Batch:
+    """A void without the offsets below this one."""
+    header = batch.header
+    assert is_void(header)
+    assert header.base_offset <= offset < header.next_offset
+    rest = msgspec.structs.replace(header, base_offset=offset, last_offset_delta=header.next_offset - 1 - offset)
+    return Batch(rest, batch.body)
+
+
 _NO_RECORDS: bytes = cbor.dumps([None, None, [], None, []])
 
 

@@ -22,6 +22,7 @@ from zmqueue import errors
 from zmqueue.core.effects import Append, Flush, Reset, SendAck, SendFetch, Truncate
 from zmqueue.core.follower import Follower
 from zmqueue.core.producers import Producers
+from zmqueue.wire.batch import Batch, emptied, void
 from zmqueue.wire.messages import BeaconRow
 
 
@@ -356,3 +357,41 @@ def test_a_failed_append_is_tried_again_later_from_the_log_as_it_is():
     assert follower.on_tick(100 + CONFIG.fetch_timeout_ms - 1) == []
     (sent,) = of(SendFetch, follower.on_tick(100 + CONFIG.fetch_timeout_ms))
     assert sent.request.log_end == 3
+
+
+# -- a leader whose log is compacted -----------------------------------------------------------------------------
+
+
+def void_batch(first: int, end: int, epoch: int = EPOCH) -> Batch:
+    return void(batch(first, end - first, epoch).header)
+
+
+def test_of_offsets_without_records_a_follower_takes_those_it_lacks():
+    """Compaction merges what it empties, so such a batch may begin where the follower still has records."""
+    follower = following(log_of((EPOCH, 10)))
+    (append, _) = answer(follower, [void_batch(5, 20), *records(20, 22)], hw=22)
+    assert [(one.header.base_offset, one.header.next_offset) for one in append.batches] == [
+        (10, 20),
+        (20, 21),
+        (21, 22),
+    ]
+    assert follower.log.log_end == 22
+
+
+def test_offsets_without_records_that_a_follower_has_are_no_news():
+    follower = following(log_of((EPOCH, 10)))
+    (append, _) = answer(follower, [void_batch(2, 10), *records(10, 11)])
+    assert [one.header.base_offset for one in append.batches] == [10]
+
+
+def test_a_batch_with_records_is_never_cut():
+    follower = following(log_of((EPOCH, 10)))
+    effects = answer(follower, [batch(8, 4, EPOCH)])
+    assert of(Append, effects) == []
+    assert follower.log.log_end == 10
+
+
+def test_a_batch_that_lost_its_records_still_tells_of_its_producer():
+    follower = following(log_of((EPOCH, 10)))
+    answer(follower, [emptied(batch(10, 3, EPOCH, pid=7, sequence=0).header)])
+    assert follower.log.producers.check(batch(records=1, pid=7, sequence=3).header) is None
