@@ -19,8 +19,9 @@ from pathlib import Path
 from zmqueue.broker.compaction import CompactionChore
 from zmqueue.broker.executor import Executor, Fatal
 from zmqueue.broker.handlers import Handlers, own_status
+from zmqueue.broker.indexing import IndexChore
 from zmqueue.broker.logs import Logs
-from zmqueue.broker.maintenance import Maintenance
+from zmqueue.broker.maintenance import Chore, Maintenance
 from zmqueue.broker.peers import PeerEvents, Peers
 from zmqueue.broker.raft import Outcome, ProposalOutcome, RaftNode
 from zmqueue.broker.workers import Workers
@@ -97,7 +98,7 @@ class Broker:
         self._peers = Peers(self._transport, cluster, broker, config, self._peer_events())
         self._executor.bind(self._peers, self._handlers)
         self._workers = Workers(self._transport, config.log, self._logs.memory, now_ms)
-        chores = [CompactionChore(config.log, wall_ms)]
+        chores: list[Chore] = [CompactionChore(config.log, wall_ms), IndexChore(wall_ms)]
         self._maintenance = Maintenance(
             self.node, self._logs, config.log, self._executor.run, wall_ms, chores, self._workers
         )

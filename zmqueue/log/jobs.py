@@ -1,9 +1,9 @@
 """Heavy work on sealed segments, away from the broker's loop: what there is to do, and doing it.
 
-A job is plain data, so that it can go to another process; so is its result. It reads only segments that do not change
-any more, and writes only new files beside them: whoever asked for it puts them in place, or throws them away if the
-log has changed meanwhile. Each kind of job is a generator (see compaction.py) that is driven here or, for logs in
-memory, which no other process can read, in slices by the broker itself (broker/workers.py).
+A job is plain data, so that it can go to another process; so is its result. It reads only what does not change any
+more, and writes only new files beside it: whoever asked for it puts them in place, or throws them away if the log has
+changed meanwhile. Each kind of job is a generator (see compaction.py and index_build.py) that is driven here or, for
+logs in memory, which no other process can read, in slices by the broker itself (broker/workers.py).
 
 Every job has `folder`, the partition it works on, and `volatile`, whether that lies in memory.
 """
@@ -19,6 +19,7 @@ from msgspec import Struct
 from zmqueue.errors import JobFailed, ZmqueueError
 from zmqueue.log.compaction import Compacted, CompactionJob, compact
 from zmqueue.log.files import Files
+from zmqueue.log.index_build import IndexJob, IndexResult, build
 
 FRAME_HEAD_BYTES = 4
 # Shorter waits add up to one that is worth its system call.
@@ -33,8 +34,8 @@ class Failed(Struct, frozen=True, tag="failed"):
 
 
 # Kinds are told apart by their tags.
-Job = CompactionJob
-Result = Compacted | Failed
+Job = CompactionJob | IndexJob
+Result = Compacted | IndexResult | Failed
 Steps = Generator[int, None, Result]
 
 
@@ -73,6 +74,8 @@ class Pace:
 def steps(job: Job, files: Files) -> Steps:
     """The job bit by bit: yields the bytes that were read and written since the last time. Never raises."""
     try:
+        if isinstance(job, IndexJob):
+            return (yield from build(job, files))
         return (yield from compact(job, files))
     except ZmqueueError as error:
         return Failed(error.code, str(error))

@@ -32,11 +32,11 @@ def read_backward(log: PartitionLog, before: int, bytes_max: int, end_offset: in
         raise OffsetOutOfRange(f"offset {before} is not in {log.log_start}..{log.log_end}")
     while before > log.log_start:
         segment = log.segments[_nth(log, before - 1)]
-        position, offset, end, following = segment.locate_back(before - 1, bytes_max)
+        position, offset, following = segment.locate_back(before - 1, bytes_max)
         if following <= end_offset:
             if offset < log.log_start:
                 position, offset = segment.locate(log.log_start)
-            return segment.read(position, offset, end - position, following, 0)[0]
+            return segment.read(position, offset, segment.size, following, 0)[0]
         before = segment.locate(before - 1)[1]
     return b""
 

@@ -245,6 +245,13 @@ class Secondary:
         self._set(sorted([*kept, run], key=lambda each: each.from_offset))
         return True
 
+    def failed(self, job: IndexJob, error: ZmqueueError) -> None:
+        """A job came to nothing. One that met a damaged file does not say which: all that it read are made anew."""
+        self._discard(job)
+        if isinstance(error, CorruptIndex):
+            for run in [run for run in self._runs if _name(run) in job.replaces]:
+                self.drop(run, error)
+
     def _discard(self, job: IndexJob) -> None:
         if self._files.exists(job.target):
             self._files.remove(job.target)

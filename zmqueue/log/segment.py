@@ -231,20 +231,19 @@ class Segment:
         """A boundary before which no batch reaches `timestamp`."""
         return self._consult(lambda index: index.position_before_time(timestamp))
 
-    def locate_back(self, offset: int, bytes_max: int) -> tuple[int, int, int, int]:
+    def locate_back(self, offset: int, bytes_max: int) -> tuple[int, int, int]:
         """The batches up to the one that holds `offset`, at most so many bytes of them, but at least that one.
 
-        Position and base offset of the first, then position and offset behind the last.
+        Position and base offset of the first, and the offset behind the last.
         """
         last = self.locate(offset)[0]
         header = next(self.walk(last))[1]
-        end = last + header.total_bytes
-        earliest = max(0, end - bytes_max)
+        earliest = max(0, last + header.total_bytes - bytes_max)
         if earliest >= last:
-            return last, header.base_offset, end, header.next_offset
+            return last, header.base_offset, header.next_offset
         for position, first in self.walk(self._consult(lambda index: index.last_boundary(earliest))):
             if position >= earliest:
-                return position, first.base_offset, end, header.next_offset
+                return position, first.base_offset, header.next_offset
         raise CorruptLog(f"{self.path}: offset {offset} is missing")
 
     def boundary_behind(self, position: int, end_offset: int, limit: int, bytes_max: int) -> int:

@@ -58,6 +58,15 @@ def test_backward_is_forward_reversed(shapes, bytes_max, data):
     assert backward(log, before, bytes_max, end) == expected
 
 
+@pytest.mark.parametrize("bytes_max", [1, 300, 700, 1_000, 5_000])
+def test_a_range_never_ends_before_the_offset_it_was_asked_for(bytes_max):
+    """Also where the index knows a boundary shortly before it, at which reading forward would stop."""
+    log = filled([(1 + nth % 3, [1, 20, 40][nth % 3], 0) for nth in range(60)])
+    for each in content(log):
+        before = each.header.next_offset
+        assert list(split(log.read_backward(before, bytes_max, log.log_end)))[-1] == each
+
+
 def test_an_offset_that_is_not_there_is_refused():
     log = filled([(3, 10, 0)] * 5)
     with pytest.raises(OffsetOutOfRange):
