@@ -40,7 +40,7 @@ MESSAGES_PER_TURN = 100
 COMMAND_TIMEOUT_MS = 15_000
 PRODUCER_IDS_PER_BLOCK = 1_000
 # What one find request may open: a few milliseconds of the loop's time. Its client goes on with the next.
-FIND_WORK_BYTES = 512 * KiB
+FIND_WORK_BYTES = 256 * KiB
 
 Token = tuple[bytes, Head]
 
