@@ -23,8 +23,11 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from hashlib import blake2b
+from itertools import compress
+from operator import le
+from typing import cast
 
 import msgspec
 from msgspec import Struct
@@ -55,7 +58,7 @@ from zmqueue.wire.batch import (
 # What a key costs in the map: its name, its offset and its place in the table, which is up to half empty.
 KEY_BYTES = 256
 # A key that is not shorter is known by its hash of this length, so a name of one kind is never one of the other.
-_NAME_BYTES = 16
+_NAME_BYTES = 32
 _READ_BYTES = 1 * MiB
 # Often, as what one process has left for the disk to write is what another one's sync waits for.
 _SYNC_BYTES = 4 * MiB
@@ -153,8 +156,22 @@ def _segment(files: Files, job: CompactionJob, ref: SegmentRef) -> Segment:
 # -- what is known before the copying begins ---------------------------------------------------------------------
 
 
-def _name(key: bytes) -> bytes:
-    return key if len(key) < _NAME_BYTES else blake2b(key, digest_size=_NAME_BYTES).digest()
+def _names(keys: list[bytes | None]) -> list[bytes | None]:
+    """What stands for these keys in the map; nothing does for none."""
+    if None not in keys and max(map(len, cast(list[bytes], keys))) < _NAME_BYTES:
+        return keys
+    return [key if key is None or len(key) < _NAME_BYTES else _hash(key) for key in keys]
+
+
+def _hash(key: bytes) -> bytes:
+    return blake2b(key, digest_size=_NAME_BYTES).digest()
+
+
+def _offsets(batch: Batch, columns: Columns) -> Sequence[int]:
+    base = batch.header.base_offset
+    if columns.offset_deltas is None:
+        return range(base, base + batch.header.record_count)
+    return [base + delta for delta in columns.offset_deltas]
 
 
 def _opened(batch: Batch) -> Columns | None:
@@ -170,9 +187,9 @@ def _opened(batch: Batch) -> Columns | None:
     return columns if columns.keys is not None else None
 
 
-def _latest_offsets(job: CompactionJob, files: Files) -> Generator[int, None, tuple[dict[bytes, int], int]]:
+def _latest_offsets(job: CompactionJob, files: Files) -> Generator[int, None, tuple[dict[bytes | None, int], int]]:
     """By name of key, its last offset from `dirty_from` on; and up to where there was room for them."""
-    latest: dict[bytes, int] = {}
+    latest: dict[bytes | None, int] = {}
     room = max(1, job.map_bytes // KEY_BYTES)
     end = job.dirty_from
     for ref in job.segments:
@@ -185,15 +202,14 @@ def _latest_offsets(job: CompactionJob, files: Files) -> Generator[int, None, tu
             columns = _opened(batch)
             if columns is not None:
                 if latest and len(latest) + header.record_count > room:
+                    latest.pop(None, None)
                     return latest, end
                 assert columns.keys is not None
-                deltas = columns.offset_deltas if columns.offset_deltas is not None else range(header.record_count)
-                base = header.base_offset
-                for key, delta in zip(columns.keys, deltas, strict=True):
-                    if key is not None:
-                        latest[_name(key)] = base + delta
+                # Of several offsets for one name the last stays, as it should.
+                latest.update(zip(_names(columns.keys), _offsets(batch, columns), strict=True))
             end = header.next_offset
             yield header.total_bytes
+    latest.pop(None, None)
     return latest, end
 
 
@@ -233,7 +249,7 @@ class _Thinner:
     """Batches in, in order; out come those to write. `changed`: they are not the same."""
 
     def __init__(
-        self, job: CompactionJob, latest: dict[bytes, int], clean_end: int, last_batches: dict[int, int]
+        self, job: CompactionJob, latest: dict[bytes | None, int], clean_end: int, last_batches: dict[int, int]
     ) -> None:
         self._latest = latest
         self._clean_end = clean_end
@@ -288,17 +304,15 @@ class _Thinner:
 
     def _kept(self, batch: Batch, columns: Columns) -> list[int]:
         assert columns.keys is not None
-        base, latest = batch.header.base_offset, self._latest
-        deltas = columns.offset_deltas if columns.offset_deltas is not None else range(batch.header.record_count)
-        keep = []
-        for at, (key, value, delta) in enumerate(zip(columns.keys, columns.values, deltas, strict=True)):
-            if key is not None:
-                if latest.get(_name(key), -1) > base + delta:
-                    continue
-                if value is None and not self._stays(base + delta):
-                    continue
-            keep.append(at)
-        return keep
+        offsets = _offsets(batch, columns)
+        # Without a loop in Python, as this is done for every record: the last offset of a name that is not known is
+        # the one asked about.
+        last = map(self._latest.get, _names(columns.keys), offsets)
+        keep = list(compress(range(len(offsets)), map(le, last, offsets)))
+        if None not in columns.values:
+            return keep
+        keys, values = columns.keys, columns.values
+        return [at for at in keep if keys[at] is None or values[at] is not None or self._stays(offsets[at])]
 
     def _stays(self, offset: int) -> bool:
         """Of a tombstone that is the latest record of its key."""

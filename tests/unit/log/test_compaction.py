@@ -169,7 +169,15 @@ def last_written(headers: list[BatchHeader]) -> dict[int, tuple[int, int, int]]:
 
 # -- against a model ---------------------------------------------------------------------------------------------
 
-KEYS = [None, b"", b"a", b"b", b"c", b"exactly-16-bytes", b"a key that is longer than a hash"]
+KEYS = [
+    None,
+    b"",
+    b"a",
+    b"b",
+    b"c",
+    b"a key of exactly thirty-two byte",
+    b"a key that is longer than any hash of it would be",
+]
 row_shapes = st.builds(
     Row,
     key=st.sampled_from(KEYS),
