@@ -110,6 +110,11 @@ class LogConfig(Section, frozen=True):
     retention_ms: Limit = 7 * DAY_MS
     retention_bytes: Limit = -1
     delete_retention_ms: Annotated[int, Meta(ge=0, le=1 << 62)] = DAY_MS
+    maintenance_ms: Millis = 300
+    maintenance_partitions_max: Count = 200
+    maintenance_files_max: Count = 4
+    maintenance_bytes_per_s: Bytes = 32 * MiB
+    compaction_map_bytes: Annotated[int, Meta(ge=64 * KiB, le=1 << 40)] = 64 * MiB
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)
@@ -409,7 +414,7 @@ CLUSTER_FORMAT = 1
 
 
 class Member(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One broker of the cluster and where it listens. Clients get `advertised` if something forwards from there."""
+    """One broker of the cluster, and where it listens. Clients are told `advertised` if something forwards from it."""
 
     id: int
     host: str

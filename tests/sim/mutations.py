@@ -24,8 +24,9 @@ from zmqueue.core.node import Node
 from zmqueue.core.producers import Producers
 from zmqueue.core.replica import Replica
 from zmqueue.errors import DuplicateSequence
-from zmqueue.log.partition_log import FlushTicket, PartitionLog
+from zmqueue.log.partition_log import PartitionLog
 from zmqueue.log.session import DataFolder
+from zmqueue.log.ticket import FlushTicket
 from zmqueue.model import NO_BROKER, PartitionKey
 
 Put = Callable[[Any, str, Any], None]
@@ -484,8 +485,8 @@ def producer_state_not_rebuilt(put: Put) -> None:
 def producer_state_not_rolled_back(put: Put) -> None:
     restate = LogView.restate
 
-    def _restate(self: Any, log_start: int, log_end: int, epochs: Any, producers: Any) -> None:
-        restate(self, log_start, log_end, epochs, self.producers)
+    def _restate(self: Any, log_start: int, log_end: int, epochs: Any, producers: Any, first_offset: int = -1) -> None:
+        restate(self, log_start, log_end, epochs, self.producers, first_offset)
 
     put(LogView, "restate", _restate)
 

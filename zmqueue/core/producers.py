@@ -80,6 +80,10 @@ class Producers:
         if len(self._producers) > PRODUCERS_MAX:
             del self._producers[next(iter(self._producers))]
 
+    def last_batches(self) -> dict[int, int]:
+        """By producer, where the last batch of each begins: without it the log would not tell of that producer."""
+        return {i: producer.batches[-1].base_offset for i, producer in self._producers.items()}
+
     def copy(self) -> Producers:
         twin = Producers()
         twin._producers = {i: Producer(p.epoch, p.batches.copy()) for i, p in self._producers.items()}

@@ -152,3 +152,9 @@ def min_insync_replicas(config: Mapping[str, str], replication_factor: int, stor
     if given is not None:
         return int(given)
     return min(replication_factor, 2) if storage_mode == "memory" or replication_factor >= 3 else 1
+
+
+def check_min_insync(count: int, replication_factor: int) -> None:
+    """Raises InvalidConfig. More than there are replicas could never commit anything."""
+    if not 1 <= count <= replication_factor:
+        raise InvalidConfig(f"min.insync.replicas={count} must be in 1..{replication_factor}")

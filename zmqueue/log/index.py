@@ -6,43 +6,35 @@ costs a walk over headers and nothing else. A segment has one of two kinds.
 Growing (the segment that is appended to): three arrays in memory, 16 bytes per entry, never on disk.
 Sealed (all others): an immutable file beside the segment, written whole when the segment is full, then only mapped.
 
-    pages      4,096 bytes each: 255 offsets u32, 255 positions u32, 255 timestamps i64, page number, entries, 0, CRC
-    fences     the first entry of each page: offsets, positions, timestamps, as columns
-    summary    what the segment holds, so that opening the log need not read it
-    trailer    magic, version, pages, entries, bytes of the summary, CRC over fences, summary and trailer
+It has the shape that pages.py tells: pages of 255 offsets u32, 255 positions u32 and 255 timestamps i64, fences of the
+same columns, and a summary of what the segment holds, so that opening the log need not read it.
 
 Offsets are relative to the segment. With each boundary goes the highest timestamp of the segment *before* it, which
 never decreases: the first batch that may hold a time lies behind the last entry whose timestamp is below it, whatever
 order the producers' clocks gave. A lookup bisects the fences and then one page, proved by its CRC when first touched.
-The CRCs begin with the segment's base offset, so that a file under another's name proves nothing.
 """
 
 from __future__ import annotations
 
-import struct
 from array import array
 from bisect import bisect_left, bisect_right
 from typing import Literal, Protocol
 
 import msgspec
-from google_crc32c import extend as crc32c_extend
 from msgspec import Struct
 
-from zmqueue.errors import CorruptIndex, FutureFormat
+from zmqueue.errors import CorruptIndex
+from zmqueue.log import pages as paged
 from zmqueue.log.files import Files
+from zmqueue.log.pages import PAGE_BYTES
 
 SUFFIX = ".index"
 NO_TIMESTAMP = -(1 << 63)
 # Offsets and positions are kept as 32 bits, relative to the segment.
 SPAN_MAX = (1 << 32) - 1
 
-PAGE_BYTES = 4096
 PAGE_ENTRIES = 255
-_PAGE_END = struct.Struct("<IIII")  # number, entries, zero, CRC
-_FENCE_BYTES = 16
-_MAGIC = b"ZQIX"
-_VERSION = 1
-_TRAILER = struct.Struct("<4sHHIIII")  # magic, version, zero, pages, entries, bytes of the summary, CRC
+_KIND = paged.Kind(b"ZQIX", 1, PAGE_ENTRIES, 16)
 
 
 class Summary(Struct, frozen=True):
@@ -186,8 +178,9 @@ class SealedIndex:
     def grown(self, interval_bytes: int) -> GrowingIndex:
         """The same entries in memory, for a segment that is appended to again."""
         index = GrowingIndex(self._base, interval_bytes)
+        whole = self._files.map(self._path)
         for page in range(self._pages):
-            for offset, position, timestamp in zip(*self._page(page), strict=True):
+            for offset, position, timestamp in zip(*self._page(page, whole), strict=True):
                 index.add(self._base + offset, position, timestamp)
         return index
 
@@ -202,27 +195,19 @@ class SealedIndex:
         width = 8 if kind == "q" else 4
         return self._files.map(self._path)[start : start + self._pages * width].cast(kind)
 
-    def _page(self, page: int) -> tuple[memoryview, memoryview, memoryview]:
-        view = self._files.map(self._path)[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
-        if len(view) != PAGE_BYTES:
-            raise CorruptIndex(f"{self._path}: ends within page {page}")
-        number, entries, _, crc = _PAGE_END.unpack_from(view, PAGE_BYTES - _PAGE_END.size)
-        if not self._proved[page]:
-            if crc != _crc(self._base, view[:-4]) or number != page or not 0 < entries <= PAGE_ENTRIES:
-                raise CorruptIndex(f"{self._path}: page {page} is damaged")
+    def _page(self, page: int, whole: memoryview | None = None) -> tuple[memoryview, memoryview, memoryview]:
+        whole = self._files.map(self._path) if whole is None else whole
+        view = whole[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
+        if self._proved[page]:
+            entries = paged.entries_of(view)
+        else:
+            entries = paged.prove(self._path, _KIND, self._base, page, view)
             self._proved[page] = 1
         return (
             view[: entries * 4].cast("I"),
             view[PAGE_ENTRIES * 4 : PAGE_ENTRIES * 4 + entries * 4].cast("I"),
             view[PAGE_ENTRIES * 8 : PAGE_ENTRIES * 8 + entries * 8].cast("q"),
         )
-
-
-def _crc(base_offset: int, *parts: bytes | memoryview) -> int:
-    crc = crc32c_extend(0, base_offset.to_bytes(8, "little", signed=True))
-    for part in parts:
-        crc = crc32c_extend(crc, bytes(part))
-    return crc
 
 
 def encode(index: GrowingIndex, summary: Summary) -> bytes:
@@ -232,13 +217,11 @@ def encode(index: GrowingIndex, summary: Summary) -> bytes:
     starts = range(0, entries, PAGE_ENTRIES)
     parts: list[bytes] = []
     for number, start in enumerate(starts):
-        page = b"".join(_padded(column[start : start + PAGE_ENTRIES]) for column in columns)
-        page += _PAGE_END.pack(number, min(PAGE_ENTRIES, entries - start), 0, 0)[:-4]
-        parts += [page, _crc(base, page).to_bytes(4, "little")]
+        content = b"".join(_padded(column[start : start + PAGE_ENTRIES]) for column in columns)
+        parts.append(paged.seal(base, number, min(PAGE_ENTRIES, entries - start), content))
     fences = b"".join(column[::PAGE_ENTRIES].tobytes() for column in columns)
-    told = msgspec.msgpack.encode(summary)
-    trailer = _TRAILER.pack(_MAGIC, _VERSION, 0, len(starts), entries, len(told), 0)[:-4]
-    return b"".join([*parts, fences, told, trailer, _crc(base, fences, told, trailer).to_bytes(4, "little")])
+    parts.append(paged.tail(_KIND, base, len(starts), entries, fences, msgspec.msgpack.encode(summary)))
+    return b"".join(parts)
 
 
 def _padded(column: array[int]) -> bytes:
@@ -247,24 +230,11 @@ def _padded(column: array[int]) -> bytes:
 
 def load(files: Files, path: str, base_offset: int) -> tuple[SealedIndex, Summary]:
     """The index file of the segment at `base_offset`. Raises CorruptIndex, and FutureFormat for a newer build's."""
-    size = files.size(path)
-    if size < _TRAILER.size:
-        raise CorruptIndex(f"{path}: {size} bytes")
-    trailer = files.pread(path, _TRAILER.size, size - _TRAILER.size)
-    magic, version, _, pages, entries, told_bytes, crc = _TRAILER.unpack(trailer)
-    if magic != _MAGIC:
-        raise CorruptIndex(f"{path}: no index")
-    start = pages * PAGE_BYTES
-    behind = files.pread(path, size - start, start) if start < size else b""
-    fences_bytes = pages * _FENCE_BYTES
-    if len(behind) != fences_bytes + told_bytes + _TRAILER.size or crc != _crc(base_offset, behind[:-4]):
-        raise CorruptIndex(f"{path}: damaged")
-    if version != _VERSION:
-        raise FutureFormat(f"{path}: version {version}; this build reads {_VERSION}")
+    tail = paged.load_tail(files, path, _KIND, base_offset)
     try:
-        summary = msgspec.msgpack.decode(behind[fences_bytes : fences_bytes + told_bytes], type=Summary)
+        summary = msgspec.msgpack.decode(tail.told, type=Summary)
     except msgspec.MsgspecError as error:
         raise CorruptIndex(f"{path}: {error}") from error
-    if summary.base_offset != base_offset or (entries + PAGE_ENTRIES - 1) // PAGE_ENTRIES != pages:
+    if summary.base_offset != base_offset:
         raise CorruptIndex(f"{path}: not of segment {base_offset}")
-    return SealedIndex(files, path, base_offset, pages, entries), summary
+    return SealedIndex(files, path, base_offset, tail.pages, tail.entries), summary

@@ -14,6 +14,9 @@ would lose the verdict. So a marker is made durable before anything is renamed, 
 cluster knows (`PartitionLog.corruption_registered`).
 
 A valid batch of a version that this build does not read raises FutureFormat, and nothing in the folder is touched.
+
+Where records were deleted, the start file was durable before the first segment went: whatever lies wholly below the
+start is what a crash left of the deletion, with gaps or without, and goes now.
 """
 
 from __future__ import annotations
@@ -21,28 +24,36 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct, field
 
 from zmqueue.config import LogConfig
-from zmqueue.core.epochs import Epochs
+from zmqueue.core.epochs import NO_EPOCH, Epochs
 from zmqueue.core.producers import Producers
-from zmqueue.errors import CorruptBatch, CorruptIndex, FutureFormat, StorageFull
+from zmqueue.errors import CorruptBatch, CorruptIndex, CorruptLog, FutureFormat, StorageFull
+from zmqueue.log.clean_point import CLEAN_FILE
 from zmqueue.log.files import Files
 from zmqueue.log.index import load
+from zmqueue.log.keys import TEMPORARY, parse_name
 from zmqueue.log.segment import Segment, index_name, segment_name
-from zmqueue.log.start import START_FILE, load_start
+from zmqueue.log.start import START_FILE, Start, drop_start, load_start
+from zmqueue.log.swap import recover_swaps
 from zmqueue.model import MiB
 from zmqueue.wire.batch import HEADER_BYTES, MAGIC, BatchHeader, check_body, parse_header
 
 MARKER = "corrupt"
+DELETED = ".deleted"
 _SALVAGE = ".salvage"
 _READ_BYTES = 1 * MiB
 _SEGMENT = re.compile(r"(\d{20})\.log\Z")
 _INDEX = re.compile(r"\d{20}\.index\Z")
-_OURS = re.compile(rf"({MARKER}|{START_FILE}|\d{{20}}\.index|\d{{20}}\.log\.corrupt-\d+|.*\.tmp)\Z")
+_OURS = re.compile(
+    rf"({MARKER}|{START_FILE}|{CLEAN_FILE}|\d{{20}}\.index|\d{{20}}-\d{{20}}\.keys|\d{{20}}\.log\.corrupt-\d+|.*\.tmp)\Z"
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -68,12 +79,18 @@ class History(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """`segments` in order, never empty; those that existed before are synced."""
+    """`segments` in order, never empty; those that existed before are synced.
+
+    The first batch that is left begins at `first_offset`, before `log_start` where that lies within a batch; the record
+    before it was of `start_epoch`.
+    """
 
     segments: list[Segment]
     log_start: int
     history: History
     recovery: Recovery
+    first_offset: int
+    start_epoch: int
 
 
 class Fault(Exception):
@@ -86,23 +103,28 @@ class Fault(Exception):
         self.misplaced = misplaced
 
 
-def recover(files: Files, folder: str, config: LogConfig, trusted: bool = True) -> Recovered:
+def recover(
+    files: Files, folder: str, config: LogConfig, trusted: bool = True, interval_bytes: int | None = None
+) -> Recovered:
     """Open the log in `folder`, made if absent.
 
     A segment that is not the last was synced whole before its successor was made, unless the fsync mode does not sync
     and the machine went down: then `trusted` is false. If its index file proves and fits, its batches are not read.
     """
+    interval = config.index_interval_bytes if interval_bytes is None else interval_bytes
     recovery = Recovery(corrupt=files.exists(f"{folder}/{MARKER}"))
     bases = _segments_in(files, folder)
     if not bases and not recovery.corrupt:
         files.mkdir(folder)
         recovery.created = True
-    start = load_start(files, folder)
+    start = load_start(files, folder) if bases else Start()
+    deleted = [base for base, following in pairwise(bases) if following <= start.log_start]
+    bases = bases[len(deleted) :]
     history = History(Epochs(), Producers.decode(start.producers))
     segments: list[Segment] = []
     unsealed: list[tuple[Segment, list[tuple[int, int]], bytes]] = []
     for nth, base in enumerate(bases):
-        segment = Segment(files, folder, base, config.index_interval_bytes)
+        segment = Segment(files, folder, base, interval)
         last = nth == len(bases) - 1
         if segments and segments[-1].next_offset != base:
             fault = Fault(0, f"the segment before it ends at offset {segments[-1].next_offset}", misplaced=True)
@@ -130,11 +152,20 @@ def recover(files: Files, folder: str, config: LogConfig, trusted: bool = True) 
             if files.exists(segment.path):
                 segments.append(segment)
         break
+    # Nothing was touched before this line if a future version is among the batches.
+    if segments and segments[-1].next_offset < start.log_start:
+        # The disk forgot what was not synced, or it is damaged. All that is left was deleted.
+        deleted += [segment.base_offset for segment in segments]
+        segments = []
+    for base in deleted:
+        files.remove(f"{folder}/{segment_name(base)}")
     if not segments:
-        first = Segment(files, folder, bases[0] if bases else 0, config.index_interval_bytes)
+        first = Segment(files, folder, max(start.log_start, *bases[:1], 0), interval)
+        # Nothing is known of what was before it, and its name says where it begins.
+        start, history = Start(), History(Epochs(), Producers())
+        drop_start(files, folder)
         first.create()
         segments.append(first)
-    # Nothing was touched before this line if a future version is among the batches.
     for segment, epochs, producers in unsealed:
         if segment is not segments[-1]:
             segment.seal(epochs, producers)
@@ -142,7 +173,22 @@ def recover(files: Files, folder: str, config: LogConfig, trusted: bool = True) 
     _remove_orphans(files, folder, segments)
     if not recovery.created and not files.volatile:
         _sync(files, folder, segments)
-    return Recovered(segments, max(start.log_start, segments[0].base_offset), history, recovery)
+    return _begun(segments, start, history, recovery)
+
+
+def _begun(segments: list[Segment], start: Start, history: History, recovery: Recovery) -> Recovered:
+    """Where the log begins: where its start file says, or with its first segment if that lies behind."""
+    base = segments[0].base_offset
+    log_start, first_offset, epoch = base, base, NO_EPOCH
+    if start.log_start >= base:
+        log_start, epoch = start.log_start, start.epoch
+        try:
+            first_offset = segments[0].locate(log_start)[1]
+        except CorruptLog as error:
+            # Whoever reads it will find the same, and say so.
+            _logger.error("%s", error)
+    history.epochs.begin_at(first_offset, epoch)
+    return Recovered(segments, log_start, history, recovery, first_offset, epoch)
 
 
 def _restore(files: Files, segment: Segment, history: History, next_base: int) -> bool:
@@ -167,15 +213,22 @@ def _restore(files: Files, segment: Segment, history: History, next_base: int) -
 
 
 def _remove_orphans(files: Files, folder: str, segments: list[Segment]) -> None:
-    """Index files that no sealed segment stands behind."""
+    """Index files that no sealed segment stands behind, and files of keys that reach beyond the log or have no name.
+
+    The log may grow to where such a file ends, with other records: it must not be there then.
+    """
     sealed = {index_name(segment.base_offset) for segment in segments if segment.is_sealed}
+    end = segments[-1].next_offset
     for name in files.listdir(folder):
-        if _INDEX.match(name) and name not in sealed:
+        covered = parse_name(name)
+        beyond = covered is not None and covered[1] > end
+        if beyond or name.endswith(TEMPORARY) or (_INDEX.match(name) and name not in sealed):
             files.remove(f"{folder}/{name}")
 
 
 def _segments_in(files: Files, folder: str) -> list[int]:
-    """Base offsets of the segments in order; a salvage that a crash interrupted is finished first."""
+    """Base offsets of the segments in order; a swap or a salvage that a crash interrupted is finished first."""
+    recover_swaps(files, folder)
     names = files.listdir(folder)
     for name in names:
         if name.endswith(_SALVAGE) and _SEGMENT.match(name.removesuffix(_SALVAGE)):
@@ -317,3 +370,17 @@ def _copy_prefix(files: Files, path: str, to: str, size: int) -> bool:
     finally:
         copy.close()
     return True
+
+
+def sweep_deleted(files: Files, parent: str | Path) -> list[str]:
+    """Remove the folders in `parent` whose deletion a crash interrupted; their names."""
+    deleted = [name for name in files.listdir(str(parent)) if name.rpartition("-")[0].endswith(DELETED)]
+    for name in deleted:
+        remove_folder(files, f"{parent}/{name}")
+    return deleted
+
+
+def remove_folder(files: Files, folder: str) -> None:
+    for name in files.listdir(folder):
+        files.remove(f"{folder}/{name}")
+    files.remove(folder)

@@ -19,7 +19,7 @@ from zmqueue.log import index as indexes
 from zmqueue.log.files import Files, OpenFile
 from zmqueue.log.index import NO_TIMESTAMP, GrowingIndex, Index, SealedIndex, Summary
 from zmqueue.model import KiB
-from zmqueue.wire.batch import HEADER_BYTES, BatchHeader, check_body, parse_header
+from zmqueue.wire.batch import HEADER_BYTES, BatchHeader, check_body, decode, parse_header
 
 SUFFIX = ".log"
 # A walk over headers reads this much at once where batches are small, and single headers where they are large.
@@ -54,11 +54,14 @@ class Segment:
         "size",
     )
 
-    def __init__(self, files: Files, folder: str, base_offset: int, index_interval_bytes: int) -> None:
+    def __init__(
+        self, files: Files, folder: str, base_offset: int, index_interval_bytes: int, suffix: str = ""
+    ) -> None:
+        """With a `suffix` to its names it is one in the making, and not part of a log yet."""
         self._files = files
         self._interval = index_interval_bytes
-        self.path = f"{folder}/{segment_name(base_offset)}"
-        self.index_path = f"{folder}/{index_name(base_offset)}"
+        self.path = f"{folder}/{segment_name(base_offset)}{suffix}"
+        self.index_path = f"{folder}/{index_name(base_offset)}{suffix}"
         self.base_offset = base_offset
         self.next_offset = base_offset
         self.size = 0
@@ -110,6 +113,17 @@ class Segment:
         growing = self._growing
         if growing is None or self._files.volatile:
             return
+        try:
+            self._files.put(self.index_path, self.index_file(epochs, producers))
+        except StorageFull as error:
+            _logger.warning("%s: the index stays in memory: %s", self.path, error)
+            return
+        self.index = SealedIndex.of(self._files, self.index_path, self.base_offset, len(growing))
+        self._growing = None
+
+    def index_file(self, epochs: list[tuple[int, int]], producers: bytes) -> bytes:
+        growing = self._growing
+        assert growing is not None, f"{self.path} is sealed"
         summary = Summary(
             base_offset=self.base_offset,
             next_offset=self.next_offset,
@@ -120,13 +134,7 @@ class Segment:
             epochs=epochs,
             producers=producers,
         )
-        try:
-            self._files.put(self.index_path, indexes.encode(growing, summary))
-        except StorageFull as error:
-            _logger.warning("%s: the index stays in memory: %s", self.path, error)
-            return
-        self.index = SealedIndex.of(self._files, self.index_path, self.base_offset, len(growing))
-        self._growing = None
+        return indexes.encode(growing, summary)
 
     def restore(self, index: SealedIndex, summary: Summary) -> None:
         """Take over what its index file knows of this segment, whose batches are then not read."""
@@ -220,9 +228,39 @@ class Segment:
                 return position, header.base_offset
         raise CorruptLog(f"{self.path}: offset {offset} is missing")
 
-    def before_time(self, timestamp: int) -> int:
+    def position_before_time(self, timestamp: int) -> int:
         """A boundary before which no batch reaches `timestamp`."""
         return self._consult(lambda index: index.position_before_time(timestamp))
+
+    def locate_back(self, offset: int, bytes_max: int) -> tuple[int, int, int]:
+        """The batches up to the one that holds `offset`, at most so many bytes of them, but at least that one.
+
+        Position and base offset of the first, and the offset behind the last.
+        """
+        last = self.locate(offset)[0]
+        header = next(self.walk(last))[1]
+        earliest = max(0, last + header.total_bytes - bytes_max)
+        if earliest >= last:
+            return last, header.base_offset, header.next_offset
+        for position, first in self.walk(self._consult(lambda index: index.last_boundary(earliest))):
+            if position >= earliest:
+                return position, first.base_offset, header.next_offset
+        raise CorruptLog(f"{self.path}: offset {offset} is missing")
+
+    def boundary_behind(self, position: int, end_offset: int, limit: int, bytes_max: int) -> int:
+        """Where a reader stops that begins at `position`: behind the batch that holds the last offset before
+        `end_offset`, or before it if it reaches beyond `limit`; earlier, if that is much more than `bytes_max`."""
+        stop = self.size
+        if end_offset < self.next_offset:
+            for stop, header in self.walk(self.locate(end_offset)[0]):
+                if header.base_offset < end_offset and header.next_offset <= limit:
+                    stop += header.total_bytes
+                break
+        if stop - position > bytes_max:
+            earlier = self._consult(lambda index: index.last_boundary(position + bytes_max))
+            if earlier > position:
+                return earlier
+        return max(stop, position)
 
     def read(
         self, position: int, offset: int, bytes_max: int, end_offset: int, records_max: int
@@ -259,6 +297,30 @@ class Segment:
             at, expected = stop, following
             records += header.record_count
         return data if at == len(data) else data[:at], position + at, expected
+
+    def first_at(self, position: int, header: BatchHeader, timestamp: int, log_start: int) -> tuple[int, int] | None:
+        """Of the batch at `position`, the first record, not below `log_start`, that is not older than `timestamp`."""
+        body = self.pread(header.body_length, position + HEADER_BYTES)
+        try:
+            check_body(header, body)
+        except CorruptBatch as error:
+            raise self._damaged(position, error) from error
+        whole = max(header.base_offset, log_start), header.max_timestamp
+        if not header.record_count:
+            return None
+        if header.timestamp_type:
+            return whole
+        try:
+            columns = decode(header, body)
+        except CorruptBatch:
+            # Undamaged, so its producer closed it wrongly. The batch as a whole is the best answer there is.
+            return whole
+        for nth in range(header.record_count):
+            delta = columns.timestamp_deltas[nth] if columns.timestamp_deltas else 0
+            offset = header.base_offset + (columns.offset_deltas[nth] if columns.offset_deltas else nth)
+            if offset >= log_start and header.base_timestamp + delta >= timestamp:
+                return offset, header.base_timestamp + delta
+        return None
 
     def _damaged(self, position: int, error: CorruptBatch) -> CorruptLog:
         return CorruptLog(f"{self.path}: damaged at {position}: {error}")

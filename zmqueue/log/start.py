@@ -14,6 +14,7 @@ import msgspec
 from google_crc32c import value as crc32c
 from msgspec import Struct
 
+from zmqueue.core.epochs import NO_EPOCH
 from zmqueue.log.files import Files
 
 START_FILE = "start"
@@ -22,10 +23,12 @@ _logger = logging.getLogger(__name__)
 
 
 class Start(Struct, frozen=True):
-    """`producers`: the state before the first batch that is left (see core.producers)."""
+    """`producers`: the state before the first segment that is left (see core.producers); `epoch`: of the last record
+    before the first batch that is left, -1 if nobody knows."""
 
     log_start: int = 0
     producers: bytes = b""
+    epoch: int = NO_EPOCH
 
 
 def load_start(files: Files, folder: str) -> Start:
@@ -50,3 +53,9 @@ def save_start(files: Files, folder: str, start: Start) -> None:
     """Durable on return."""
     data = msgspec.msgpack.encode(start)
     files.replace(f"{folder}/{START_FILE}", crc32c(data).to_bytes(4, "little") + data)
+
+
+def drop_start(files: Files, folder: str) -> None:
+    """The log begins with its first segment, and nothing is known of what was before. Not synced yet."""
+    if files.exists(f"{folder}/{START_FILE}"):
+        files.remove(f"{folder}/{START_FILE}")

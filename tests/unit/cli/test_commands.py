@@ -76,6 +76,7 @@ def cluster(tmp_path) -> Path:
         ["consume", "t", "-o", "yesterday"],
         ["consume", "t", "-o", "@yesterday"],
         ["consume", "t", "-f", "%z"],
+        ["consume", "t", "--where", "x", "--reverse"],
         ["up", "--brokers", "many"],
     ],
 )
@@ -589,12 +590,25 @@ class Records(Closing):
     def position(self, partition: TopicPartition) -> int:
         return self.positions[partition]
 
+    def record(self, tp: TopicPartition, offset: int) -> ConsumerRecord:
+        value = b"v%d.%d" % (tp.partition, offset)
+        return ConsumerRecord(*tp, offset, offset * 10, 0, b"\xff", value, [("h", b"1")])
+
+    def find(self, topic, value, partitions, limit, offsets) -> list[ConsumerRecord]:
+        """Even offsets have the value `even`."""
+        (tp,) = [TopicPartition(topic, number) for number in partitions]
+        matching = [o for o in range(max(2, offsets[tp]), 5) if value == b"even" and o % 2 == 0]
+        return [self.record(tp, offset) for offset in matching[:limit]]
+
+    def read_backward(self, tp: TopicPartition, before: int | None, count: int) -> list[ConsumerRecord]:
+        end = 5 if before is None else before
+        return [self.record(tp, offset) for offset in range(end - 1, 1, -1)][:count]
+
     def poll(self, timeout_ms: int = 0, max_records: int | None = None) -> dict[TopicPartition, list[ConsumerRecord]]:
         for tp, offset in self.positions.items():
             if offset < 5:
                 self.positions[tp] += 1
-                value = b"v%d.%d" % (tp.partition, offset)
-                return {tp: [ConsumerRecord(*tp, offset, offset * 10, 0, b"\xff", value, [("h", b"1")])]}
+                return {tp: [self.record(tp, offset)]}
         raise KeyboardInterrupt
 
 
@@ -652,6 +666,28 @@ def test_consume_as_json_is_an_object_a_line(consumer):
         "headers": [["h", "1"]],
     }
     assert len(lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "printed"),
+    [
+        (["--where", "even"], "v0.2 v0.4 v1.2 v1.4"),
+        (["--where", "even", "-n", "3"], "v0.2 v0.4 v1.2"),
+        (["--where", "even", "-o", "3"], "v0.4 v1.4"),
+        (["--where", "even", "-o", "-1", "-p", "1"], "v1.4"),
+        (["--where", "even", "-o", "end"], ""),
+        (["--where", "odd"], ""),
+        (["--reverse"], "v0.4 v1.4 v0.3 v1.3 v0.2 v1.2"),
+        (["--reverse", "-n", "3"], "v0.4 v1.4 v0.3"),
+        (["--reverse", "-o", "4", "-p", "0"], "v0.3 v0.2"),
+        (["--reverse", "-o", "@30", "-p", "0"], "v0.2"),
+        (["--reverse", "-o", "@99", "-p", "0", "-n", "1"], "v0.4"),
+        (["--reverse", "-o", "start"], ""),
+    ],
+)
+def test_consume_by_value_or_backwards(consumer, args, printed):
+    result = run("consume", "t", *args)
+    assert (result.exit_code, result.stdout.split()) == (0, printed.split())
 
 
 @pytest.mark.parametrize("args", [["nothing"], ["t", "-p", "2"]])

@@ -16,7 +16,7 @@ from zmqueue import errors
 from zmqueue.model import EARLIEST, LATEST
 from zmqueue.transport import Socket, Transport, Waker
 from zmqueue.wire import frames, messages
-from zmqueue.wire.batch import HEADER_BYTES, BatchHeader, parse_header
+from zmqueue.wire.batch import HEADER_BYTES, BatchHeader, decode, parse_header
 from zmqueue.wire.frames import Head, Operation
 
 # What a script may return besides an error code or frames: nothing special, or no answer at all.
@@ -162,8 +162,6 @@ class FakeCluster:
         return sum(seen.operation == operation for seen in list(self.seen))
 
     def values(self, topic: str = "t", number: int = 0) -> list[bytes]:
-        from zmqueue.wire.batch import decode
-
         return [v for h, body in self.partition(topic, number).batches for v in decode(h, body).values]
 
     # -- the cluster's thread ----------------------------------------------------------------------------------------
@@ -225,6 +223,8 @@ class FakeCluster:
                 self._fetch(seen, time.monotonic() + seen.message.wait_ms / 1000)
         elif seen.operation == Operation.PRODUCE:
             self._produce(seen, verdict)
+        elif seen.operation in (Operation.FIND, Operation.FETCH_BACKWARD):
+            self._look_up(seen)
         else:
             self.answer(seen, self._reply(seen))
 
@@ -276,6 +276,32 @@ class FakeCluster:
             self.answer(seen, messages.FetchResponse(results), raw)
         else:
             self._waiting.append((deadline, seen))
+
+    def _look_up(self, seen: Seen) -> None:
+        """Topics are indexed by header `k`; one batch is looked at per request, or sent."""
+        message = seen.message
+        partition = self._find(message.topic_id, message.partition)
+        if partition is None or partition.leader != seen.broker:
+            code = errors.UnknownTopicId.code if partition is None else errors.NotLeader.code
+            self._sockets[seen.broker].send([seen.peer, *frames.failure(seen.head, code, "")])
+            return
+        end, start, epoch = partition.log_end, partition.log_start, partition.leader_epoch
+        if seen.operation == Operation.FIND:
+            batch = next((b for b in partition.batches if b[0].next_offset > message.offset), None)
+            offsets, scanned_to, data = [], end, b""
+            if batch is not None:
+                header, body = batch
+                headers = decode(header, body).headers or [None] * header.record_count
+                matching = [nth for nth, pairs in enumerate(headers) if ["k", message.value] in (pairs or [])]
+                offsets = [o for nth in matching if (o := header.base_offset + nth) >= message.offset][: message.limit]
+                scanned_to = header.next_offset if len(offsets) < message.limit else offsets[-1] + 1
+                data = header.pack() + body if offsets else b""
+            self.answer(seen, messages.FindResponse(offsets, scanned_to, end, start, epoch), [data])
+        else:
+            before = end if message.before < 0 else message.before
+            batch = next((b for b in reversed(partition.batches) if b[0].base_offset < before), None)
+            data = batch[0].pack() + batch[1] if batch is not None and batch[0].next_offset > start else b""
+            self.answer(seen, messages.FetchBackwardResponse(before, end, start, epoch), [data])
 
     def _reply(self, seen: Seen) -> Any:
         message = seen.message

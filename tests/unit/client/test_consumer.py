@@ -559,3 +559,43 @@ def test_no_broker_at_all() -> None:
         for call in (admin.list_topics, admin.describe_cluster, admin.broker_status):
             with pytest.raises((errors.NoBrokersAvailable, errors.NetworkError)):
                 call()
+
+
+# -- compacted topics --------------------------------------------------------------------------------------------
+
+
+def compacted(cluster: FakeCluster) -> None:
+    """Offsets 0..29: of the first ten some are left, of the next ten none, of the last ten those before the end."""
+    fill(cluster, [b"%d" % n for n in range(30)])
+    partition = cluster.partition("t", 0)
+    first, second, third = [wire_batch.Batch(*one) for one in partition.batches]
+    partition.batches = [
+        wire_batch.thinned(first.header, wire_batch.decode(*first), [2, 5]),
+        wire_batch.emptied(second.header),
+        wire_batch.thinned(third.header, wire_batch.decode(*third), [0, 7]),
+    ]
+
+
+@pytest.mark.parametrize("start", [0, 2, 3, 5, 6, 12, 20, 27, 28])
+def test_records_of_a_compacted_topic_have_their_own_offsets(cluster: FakeCluster, make: Any, start: int):
+    compacted(cluster)
+    consumer = make()
+    consumer.assign([T])
+    consumer.seek(T, start)
+    left = [(offset, b"%d" % offset) for offset in (2, 5, 20, 27) if offset >= start]
+    assert [(record.offset, record.value) for record in read(consumer, len(left))] == left
+    # Behind the last record lie offsets without any: the position passes them.
+    consumer.poll(100)
+    assert consumer.position(T) == 30
+
+
+def test_a_position_moves_past_batches_without_records(cluster: FakeCluster, make: Any):
+    compacted(cluster)
+    partition = cluster.partition("t", 0)
+    partition.batches[2] = wire_batch.emptied(partition.batches[2][0])
+    fill(cluster, [b"new"])
+    consumer = make()
+    consumer.assign([T])
+    consumer.seek(T, 6)
+    assert [(record.offset, record.value) for record in read(consumer, 1)] == [(30, b"new")]
+    assert consumer.position(T) == 31

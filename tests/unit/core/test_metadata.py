@@ -260,7 +260,7 @@ def test_a_lower_minimum_ends_the_eligibility_of_those_who_will_miss_what_is_com
     cluster = Cluster()
     cluster.topic([1, 2], min_insync=2, isr=[1], elr=[2])
     version = cluster.partition.partition_epoch
-    cluster.do(c.SetConfig("t", 1, {}))
+    cluster.do(c.SetConfig("t", REF.topic_id, 0, {"min.insync.replicas": "1"}))
     assert cluster.partition.elr == []
     assert cluster.partition.partition_epoch == version + 1
 
@@ -710,7 +710,12 @@ def fitting_command(rng: random.Random, state: ClusterState) -> Any:
             c.Heal(ref, p.partition_epoch),
             c.Reassign(ref, [one.broker for one in some]),
             c.UncleanElect(ref, replica),
-            c.SetConfig(topic.name, rng.randint(1, topic.replication_factor), {}),
+            c.SetConfig(
+                topic.name,
+                topic.topic_id,
+                topic.config_version,
+                {"min.insync.replicas": str(rng.randint(1, topic.replication_factor))},
+            ),
         ]
     )
 
@@ -736,7 +741,7 @@ def stray_command(rng: random.Random) -> Any:
             c.CreateTopic(name, ref.topic_id, number, rng.randint(0, 6), rng.randint(0, 4), "disk"),
             c.CreatePartitions(name, number),
             c.DeleteTopic(name),
-            c.SetConfig(name, number, {}),
+            c.SetConfig(name, ref.topic_id, number, {"retention.ms": rng.choice([None, "x", "5"])}),
             c.AllocateProducerIds(number),
             c.UncleanElect(ref, broker),
             c.Barrier(number),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from zmqueue.errors import CorruptIndex, FutureFormat
@@ -54,6 +54,8 @@ def sealed(path: Path, rows) -> SealedIndex:
     return indexes.load(DiskFiles(), str(path), BASE)[0]
 
 
+# Hundreds of entries are drawn, which takes as long as the machine is busy.
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(entries, st.data())
 def test_both_kinds_answer_as_a_list_would(tmp_path_factory, rows, data):
     kinds: list[Index] = [grown(rows), sealed(tmp_path_factory.mktemp("index") / "x.index", rows)]
@@ -70,6 +72,7 @@ def test_both_kinds_answer_as_a_list_would(tmp_path_factory, rows, data):
             assert index.last_boundary(position) == max([p for _, p, _ in rows if p <= position], default=0)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(entries)
 def test_a_sealed_index_grows_again_as_it_was(tmp_path_factory, rows):
     again = sealed(tmp_path_factory.mktemp("index") / "x.index", rows).grown(0)
@@ -113,7 +116,7 @@ def test_the_index_of_another_segment_proves_nothing(tmp_path: Path):
 
 def test_a_future_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "x.index"
-    monkeypatch.setattr(indexes, "_VERSION", 2)
+    monkeypatch.setattr(indexes, "_KIND", indexes._KIND._replace(version=2))
     path.write_bytes(indexes.encode(grown([]), summary()))
     monkeypatch.undo()
     with pytest.raises(FutureFormat):

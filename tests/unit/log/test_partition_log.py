@@ -10,7 +10,8 @@ from unit.log.fakes import SMALL, FakeDisk, batch, content, flush, raw
 from zmqueue.config import LogConfig
 from zmqueue.errors import CorruptLog, OffsetOutOfRange, StorageFailed, StorageFull
 from zmqueue.log.files import DiskFiles, Files, open_files
-from zmqueue.log.partition_log import PartitionLog, sweep_deleted
+from zmqueue.log.partition_log import PartitionLog
+from zmqueue.log.recovery import sweep_deleted
 from zmqueue.wire.batch import Batch, split
 
 
