@@ -348,13 +348,15 @@ class PartitionLog:
         That all of them are committed is the caller's business. Segments that held nothing else leave the log at once,
         and the disk with `remove_deleted`.
         """
-        if offset <= self.log_start:
+        offset = max(offset, self.log_start)
+        at = bisect_right(self._bases, offset) - 1
+        if offset == self.log_start and not at:
             return
         assert offset <= self.durable_end, f"{self.folder}: {offset} is beyond what is durable, {self.durable_end}"
-        at = bisect_right(self._bases, offset) - 1
         first_offset = self._segments[at].locate(offset)[1]
         epoch = max(self._epochs.before(first_offset), self._start_epoch)
-        self._save_start(Start(offset, self._producers_behind(at).encode(), epoch), self._segments[:at])
+        start = Start(offset, self._producers_behind(at).encode(), epoch, self._bases[at])
+        self._save_start(start, self._segments[:at])
         self.log_start, self.first_offset, self._start_epoch = offset, first_offset, epoch
         self._epochs.begin_at(first_offset, epoch)
         self._deleted += self._segments[:at]
@@ -394,7 +396,7 @@ class PartitionLog:
         """Take over `before_start` of the log that this empty one becomes a copy of. StorageFull: nothing changed."""
         assert self.first_offset == self.log_end, f"{self.folder} is not empty"
         known = Producers.decode(producers)
-        save_start(self._files, self.folder, Start(self.log_start, producers, epoch))
+        save_start(self._files, self.folder, Start(self.log_start, producers, epoch, self._bases[0]))
         self._producers, self._start_epoch = known, epoch
         self._epochs.begin_at(self.first_offset, epoch)
 
