@@ -182,7 +182,9 @@ class PartitionLog:
         return segment
 
     def roll_if_old(self, now_ms: int) -> bool:
-        """Begin a new segment if the present one has had records for `segment_ms`. StorageFull: nothing has changed.
+        """Begin a new segment if the present one has had records for `segment_ms`, or if all that it has is deleted.
+
+        StorageFull: nothing has changed.
 
         Age counts from when the log was first asked after the first record came; for a segment that was there when the
         log was opened, from the timestamp of its first batch, since otherwise restarts would keep it young for ever.
@@ -196,7 +198,7 @@ class PartitionLog:
                 first = next(segment.walk(0))[1].max_timestamp
                 since_ms = min(first, now_ms) if first >= 0 else now_ms
             self._filling = segment, since_ms
-        if now_ms - self._filling[1] < self.settings.segment_ms:
+        if now_ms - self._filling[1] < self.settings.segment_ms and self.log_start < self.log_end:
             return False
         self._roll(self.log_end)
         return True
@@ -343,10 +345,9 @@ class PartitionLog:
         return [Row(s.base_offset, s.next_offset, s.size, s.max_timestamp) for s in self._segments[:-1]]
 
     def delete_before(self, offset: int) -> None:
-        """Records below `offset` are gone for good. Durable on return. StorageFull: nothing has changed.
+        """Records below `offset`, all of them committed, are gone for good. Durable on return. StorageFull: no change.
 
-        That all of them are committed is the caller's business. Segments that held nothing else leave the log at once,
-        and the disk with `remove_deleted`.
+        Segments that held nothing else leave the log at once, and the disk with `remove_deleted`.
         """
         offset = max(offset, self.log_start)
         at = bisect_right(self._bases, offset) - 1
@@ -373,7 +374,6 @@ class PartitionLog:
 
     @property
     def deleted_segments(self) -> int:
-        """How many `remove_deleted` has to do with."""
         return len(self._deleted)
 
     def remove_deleted(self, segments_max: int) -> tuple[int, int]:

@@ -145,8 +145,7 @@ def test_deleting_everything_leaves_an_empty_log_that_knows_its_last_epoch():
     log = filled(disk)
     log.delete_before(60)
     assert (log.log_start, log.log_end, log.last_epoch, content(log)) == (60, 60, 1, [])
-    assert not log.roll_if_old(0)
-    assert log.roll_if_old(10**15)
+    assert log.roll_if_old(0)
     log.delete_before(60)
     log.append([batch(60, 1, epoch=4)])
     flush(log)
@@ -188,8 +187,7 @@ def test_a_segment_that_ended_after_all_of_it_was_deleted_goes_with_what_it_told
     flush(log)
     known = log.producers.encode()
     log.delete_before(3)
-    log.roll_if_old(0)
-    assert log.roll_if_old(10**15)
+    assert log.roll_if_old(0), "there is nothing left in it"
     for seed in range(10):
         assert reopened(disk, seed).producers.encode() == known
     log.delete_before(3)
