@@ -59,8 +59,10 @@ class DeleteOld:
     """cleanup.policy=delete: done at once, by moving the log's start; the files go later, a few at a time."""
 
     def plan(self, log: PartitionLog, high_watermark: int, now_ms: int) -> Job | None:
-        if log.segment_count > 1 and log.settings.deletes:
-            log.delete_before(start_after(log.rows(), log.size_bytes, log.settings, high_watermark, now_ms))
+        if log.segment_count > 1:
+            start = start_after(log.rows(), log.size_bytes, log.settings, high_watermark, now_ms)
+            # At its present start too: a segment that has ended since may hold nothing but what is deleted.
+            log.delete_before(max(start, log.log_start))
         return None
 
     def finish(self, log: PartitionLog, job: Job, result: Result) -> None:

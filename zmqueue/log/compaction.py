@@ -34,7 +34,7 @@ from msgspec import Struct
 
 from zmqueue.core.epochs import Epochs
 from zmqueue.core.producers import Producers
-from zmqueue.errors import CorruptBatch, CorruptIndex, CorruptLog
+from zmqueue.errors import CorruptBatch, CorruptIndex, CorruptLog, JobFailed
 from zmqueue.log.files import Files
 from zmqueue.log.index import SPAN_MAX, load
 from zmqueue.log.segment import Segment
@@ -221,12 +221,20 @@ def _producers_at_end(job: CompactionJob, files: Files, segments: list[SegmentRe
         known = _producers_told(job, files, segments[at])
     if known is not None:
         at += 1
-    producers = Producers.decode(load_start(files, job.folder).producers if known is None else known)
+    producers = Producers.decode(_producers_before(job, files) if known is None else known)
     for ref in segments[at:]:
         for _, header in _segment(files, job, ref).walk(0):
             producers.note(header)
             yield HEADER_BYTES
     return producers.encode()
+
+
+def _producers_before(job: CompactionJob, files: Files) -> bytes:
+    """Their state before the first segment. Raises JobFailed if that was deleted since the job was planned."""
+    start = load_start(files, job.folder)
+    if job.segments and start.base > job.segments[0].base_offset:
+        raise JobFailed(f"records below {start.log_start} were deleted meanwhile")
+    return start.producers
 
 
 def _producers_told(job: CompactionJob, files: Files, ref: SegmentRef) -> bytes | None:
@@ -340,7 +348,7 @@ class _Outputs:
         # The old ones that it holds whole, whether any of them has changed, and the producers behind them.
         self._whole: list[SegmentRef] = []
         self._changed = False
-        self._producers = load_start(files, job.folder).producers
+        self._producers = _producers_before(job, files)
         # Where the present old one begins in it.
         self._mark = 0
 

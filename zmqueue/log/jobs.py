@@ -10,6 +10,7 @@ Every job has `folder`, the partition it works on, and `volatile`, whether that 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Generator
 
@@ -20,6 +21,8 @@ from zmqueue.errors import JobFailed, ZmqueueError
 from zmqueue.log.compaction import Compacted, CompactionJob, compact
 from zmqueue.log.files import Files
 from zmqueue.log.index_build import IndexJob, IndexResult, build
+
+_logger = logging.getLogger(__name__)
 
 FRAME_HEAD_BYTES = 4
 # Shorter waits add up to one that is worth its system call.
@@ -81,6 +84,7 @@ def steps(job: Job, files: Files) -> Steps:
         return Failed(error.code, str(error))
     except Exception as error:
         # A mistake of ours, and nothing that a broker should end for: the log is as it was.
+        _logger.exception("a job on %s failed", job.folder)
         return Failed(JobFailed.code, f"{type(error).__name__}: {error}")
 
 

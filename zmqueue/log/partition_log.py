@@ -206,7 +206,9 @@ class PartitionLog:
         return segment
 
     def roll_if_old(self, now_ms: int) -> bool:
-        """Begin a new segment if the present one has had records for `segment_ms`. StorageFull: nothing has changed.
+        """Begin a new segment if the present one has had records for `segment_ms`, or if all that it has is deleted.
+
+        StorageFull: nothing has changed.
 
         Age counts from when the log was first asked after the first record came; for a segment that was there when the
         log was opened, from the timestamp of its first batch, since otherwise restarts would keep it young for ever.
@@ -220,7 +222,7 @@ class PartitionLog:
                 first = next(segment.walk(0))[1].max_timestamp
                 since_ms = min(first, now_ms) if first >= 0 else now_ms
             self._filling = segment, since_ms
-        if now_ms - self._filling[1] < self.settings.segment_ms:
+        if now_ms - self._filling[1] < self.settings.segment_ms and self.log_start < self.log_end:
             return False
         self._roll(self.log_end)
         return True
@@ -393,18 +395,19 @@ class PartitionLog:
         return [Row(s.base_offset, s.next_offset, s.size, s.max_timestamp) for s in self._segments[:-1]]
 
     def delete_before(self, offset: int) -> None:
-        """Records below `offset` are gone for good. Durable on return. StorageFull: nothing has changed.
+        """Records below `offset`, all of them committed, are gone for good. Durable on return. StorageFull: no change.
 
-        That all of them are committed is the caller's business. Segments that held nothing else leave the log at once,
-        and the disk with `remove_deleted`.
+        Segments that held nothing else leave the log at once, and the disk with `remove_deleted`.
         """
-        if offset <= self.log_start:
+        offset = max(offset, self.log_start)
+        at = bisect_right(self._bases, offset) - 1
+        if offset == self.log_start and not at:
             return
         assert offset <= self.durable_end, f"{self.folder}: {offset} is beyond what is durable, {self.durable_end}"
-        at = bisect_right(self._bases, offset) - 1
         first_offset = self._segments[at].locate(offset)[1]
         epoch = max(self._epochs.before(first_offset), self._start_epoch)
-        self._save_start(Start(offset, self._producers_behind(at).encode(), epoch), self._segments[:at])
+        start = Start(offset, self._producers_behind(at).encode(), epoch, self._bases[at])
+        self._save_start(start, self._segments[:at])
         self.log_start, self.first_offset, self._start_epoch = offset, first_offset, epoch
         self._epochs.begin_at(first_offset, epoch)
         self._deleted += self._segments[:at]
@@ -421,7 +424,6 @@ class PartitionLog:
 
     @property
     def deleted_segments(self) -> int:
-        """How many `remove_deleted` has to do with."""
         return len(self._deleted)
 
     def remove_deleted(self, segments_max: int) -> tuple[int, int]:
@@ -444,7 +446,7 @@ class PartitionLog:
         """Take over `before_start` of the log that this empty one becomes a copy of. StorageFull: nothing changed."""
         assert self.first_offset == self.log_end, f"{self.folder} is not empty"
         known = Producers.decode(producers)
-        save_start(self._files, self.folder, Start(self.log_start, producers, epoch))
+        save_start(self._files, self.folder, Start(self.log_start, producers, epoch, self._bases[0]))
         self._producers, self._start_epoch = known, epoch
         self._epochs.begin_at(self.first_offset, epoch)
 

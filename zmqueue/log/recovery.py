@@ -15,8 +15,8 @@ cluster knows (`PartitionLog.corruption_registered`).
 
 A valid batch of a version that this build does not read raises FutureFormat, and nothing in the folder is touched.
 
-Where records were deleted, the start file was durable before the first segment went: whatever lies wholly below the
-start is what a crash left of the deletion, with gaps or without, and goes now.
+Where records were deleted, the start file was durable before the first segment went: segments before the one that it
+names are what a crash left of the deletion, with gaps or without, and go now.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -118,7 +117,7 @@ def recover(
         files.mkdir(folder)
         recovery.created = True
     start = load_start(files, folder) if bases else Start()
-    deleted = [base for base, following in pairwise(bases) if following <= start.log_start]
+    deleted = [base for base in bases if base < start.base]
     bases = bases[len(deleted) :]
     history = History(Epochs(), Producers.decode(start.producers))
     segments: list[Segment] = []

@@ -23,12 +23,13 @@ _logger = logging.getLogger(__name__)
 
 
 class Start(Struct, frozen=True):
-    """`producers`: the state before the first segment that is left (see core.producers); `epoch`: of the last record
-    before the first batch that is left, -1 if nobody knows."""
+    """`producers`: the state before the segment at `base`, the first that is left (see core.producers); `epoch`: of the
+    last record before the first batch that is left, -1 if nobody knows."""
 
     log_start: int = 0
     producers: bytes = b""
     epoch: int = NO_EPOCH
+    base: int = 0
 
 
 def load_start(files: Files, folder: str) -> Start:

@@ -69,6 +69,11 @@ def cluster(tmp_path) -> Path:
         ["topic", "create", "t", "-p", "0"],
         ["topic", "create", "t", "-c", "no-equals-sign"],
         ["topic", "rm", "t"],
+        ["topic", "alter", "t"],
+        ["topic", "alter", "t", "-c", "a=1", "--unset", "a"],
+        ["topic", "delete-records", "t", "-p", "0", "--before", "5"],
+        ["topic", "delete-records", "t", "--before", "5", "--yes"],
+        ["topic", "delete-records", "t", "-p", "0", "--before", "-2", "--yes"],
         ["topic", "ls", "--bootstrap", "nowhere"],
         ["produce", "t", "v", "--acks", "2"],
         ["produce", "t", "v", "-H", "nocolon"],
@@ -332,6 +337,14 @@ def admin(monkeypatch) -> Any:
         def describe_replicas(self, name: str) -> list[Copy]:
             return [Copy(0, 1, 9, 3), Copy(1, 1, 7, 3), Copy(1, 2, 5, 4)]
 
+        def alter_topic_config(self, name: str, changes: dict[str, str | None]) -> dict[str, str]:
+            self._call("alter", name, changes)
+            return {key: value for key, value in changes.items() if value is not None}
+
+        def delete_records(self, before: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+            self._call("delete-records", before)
+            return {partition: max(offset, 7) for partition, offset in before.items()}
+
         def elect_unclean(self, name: str, partition: int, broker: int) -> None:
             self._call("elect", name, partition, broker)
 
@@ -400,6 +413,24 @@ def test_topic_rm_needs_a_yes(admin):
     assert run("topic", "rm", "t").exit_code == 2
     assert admin.calls == []
     assert run("topic", "rm", "t", "--yes").stdout == "deleted topic t\n"
+
+
+def test_topic_alter_sets_and_takes_back(admin):
+    result = run("topic", "alter", "t", "-c", "retention.ms=5", "-c", "quota.bytes=9", "--unset", "segment.ms")
+    assert (result.exit_code, result.stdout) == (0, "t: quota.bytes=9, retention.ms=5\n")
+    assert admin.calls[-1] == ("alter", "t", {"retention.ms": "5", "quota.bytes": "9", "segment.ms": None})
+    assert run("topic", "alter", "t", "--unset", "segment.ms").stdout == "t: all settings at their defaults\n"
+    assert json.loads(run("topic", "alter", "t", "-c", "a=1", "-o", "json").stdout)["config"] == {"a": "1"}
+
+
+def test_topic_delete_records_says_where_the_partition_begins_then(admin):
+    result = run("topic", "delete-records", "t", "-p", "3", "--before", "50", "--yes")
+    assert (result.exit_code, result.stdout) == (0, "t-3 begins at offset 50\n")
+    assert admin.calls[-1] == ("delete-records", {TopicPartition("t", 3): 50})
+    document = json.loads(
+        run("topic", "delete-records", "t", "-p", "3", "--before", "-1", "--yes", "-o", "json").stdout
+    )
+    assert document == {"name": "t", "action": "delete-records", "partition": 3, "log_start": 7}
 
 
 @pytest.mark.parametrize(

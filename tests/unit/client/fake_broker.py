@@ -94,6 +94,7 @@ class FakeCluster:
         self.index = 1
         self.cluster_id = "fake"
         self.topics: dict[str, tuple[bytes, dict[int, Partition]]] = {}
+        self.configs: dict[str, tuple[dict[str, str], int]] = {}  # settings of topics, and how often they changed
         self.seen: list[Seen] = []
         self.script: Script = lambda seen: DEFAULT
         self.next_producer = 1
@@ -318,6 +319,19 @@ class FakeCluster:
                 del self.topics[message.name]
                 self.index += 1
                 return messages.Done()
+            case Operation.ALTER_TOPIC:
+                config, version = self.configs.get(message.name, ({}, 0))
+                assert message.config_version == version
+                changed = {k: v for k, v in {**config, **message.changes}.items() if v is not None}
+                self.configs[message.name] = (changed, version + 1)
+                self.index += 1
+                return messages.Done()
+            case Operation.DELETE_RECORDS:
+                partition = self._find(message.topic_id, message.partition)
+                assert partition is not None
+                wanted = partition.log_end if message.offset == -1 else message.offset
+                partition.log_start = max(partition.log_start, wanted)
+                return messages.DeleteRecordsResponse(partition.log_start)
             case Operation.STATUS:
                 return messages.StatusResponse(seen.broker, 1, False, 1, 1, 0, 1, self.index, True, 1, 1, 0, 0, 0)
             case Operation.LIST_OFFSETS:
@@ -348,11 +362,12 @@ class FakeCluster:
                 1,
                 1,
                 "disk",
-                {},
+                self.configs.get(name, ({}, 0))[0],
                 [
                     messages.PartitionInfo(n, p.leader, p.leader_epoch, [p.leader], [p.leader], [])
                     for n, p in partitions.items()
                 ],
+                self.configs.get(name, ({}, 0))[1],
             )
             for name, (topic_id, partitions) in self.topics.items()
             if names is None or name in names

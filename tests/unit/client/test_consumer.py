@@ -515,6 +515,62 @@ def test_a_command_that_may_have_been_carried_out_is_repeated_as_the_same_comman
     assert asked[0].topic_id is not None
 
 
+def test_settings_are_altered_against_those_that_were_seen(cluster: FakeCluster, admin: Admin) -> None:
+    assert admin.alter_topic_config("t", {"retention.ms": "5", "quota.bytes": "9"}) == {
+        "retention.ms": "5",
+        "quota.bytes": "9",
+    }
+    assert admin.alter_topic_config("t", {"quota.bytes": None}) == {"retention.ms": "5"}
+    assert admin.describe_topic("t").config == {"retention.ms": "5"}
+
+
+def test_settings_that_somebody_else_changed_are_looked_at_again(cluster: FakeCluster, admin: Admin) -> None:
+    stale = [True]
+
+    def script(seen: Seen) -> Any:
+        if seen.operation == Operation.ALTER_TOPIC and stale:
+            stale.clear()
+            cluster.configs["t"] = ({"segment.ms": "1"}, 7)
+            return errors.StaleCommand.code
+        return None
+
+    cluster.script = script
+    assert admin.alter_topic_config("t", {"retention.ms": "5"}) == {"retention.ms": "5", "segment.ms": "1"}
+
+
+def test_a_change_whose_answer_was_lost_is_recognised(cluster: FakeCluster, admin: Admin) -> None:
+    asked: list[Any] = []
+
+    def script(seen: Seen) -> Any:
+        if seen.operation == Operation.ALTER_TOPIC:
+            asked.append(seen.message)
+            if len(asked) == 1:
+                cluster.configs["t"] = ({"retention.ms": "5"}, 1)
+                return DROP
+            return errors.StaleCommand.code
+        return None
+
+    cluster.script = script
+    assert admin.alter_topic_config("t", {"retention.ms": "5"}) == {"retention.ms": "5"}
+    assert asked[0] == asked[1], "the same request, so that it cannot take effect twice"
+
+
+def test_records_are_deleted_at_whoever_leads(cluster: FakeCluster, admin: Admin) -> None:
+    fill(cluster, [b"v"] * 7, "many", 1)
+    refused = [errors.NotLeader.code, errors.LeaseExpired.code]
+    cluster.script = lambda seen: refused.pop() if seen.operation == Operation.DELETE_RECORDS and refused else None
+    assert admin.delete_records({TopicPartition("many", 1): 4, TopicPartition("many", 0): -1}) == {
+        TopicPartition("many", 1): 4,
+        TopicPartition("many", 0): 0,
+    }
+    assert [seen.broker for seen in cluster.seen if seen.operation == Operation.DELETE_RECORDS] == [1, 1, 1, 0]
+    cluster.script = lambda seen: errors.OffsetOutOfRange.code if seen.operation == Operation.DELETE_RECORDS else None
+    with pytest.raises(errors.OffsetOutOfRange):
+        admin.delete_records({TopicPartition("many", 1): 99})
+    with pytest.raises(errors.UnknownTopicOrPartition):
+        admin.delete_records({TopicPartition("many", 99): 0})
+
+
 def test_retriable_errors_are_retried_until_the_time_is_over(cluster: FakeCluster) -> None:
     failures = [2]
 

@@ -26,6 +26,7 @@ from zmqueue.core.effects import (
     AnswerFetch,
     AnswerProduce,
     CloseLog,
+    Configure,
     Effect,
     Halt,
     OpenLog,
@@ -88,6 +89,35 @@ def test_a_partition_without_a_folder_is_opened_and_then_followed():
     assert of(OpenLog, world.turn()) == [OpenLog(KEY, "disk", {})]
     assert world.do(c.ElectPreferred(), by=2) == []
     assert of(SendFetch, world.node.on_opened(KEY, log_of(), 0))
+
+
+def test_a_log_hears_the_settings_of_its_topic_and_every_change_of_them():
+    world = World()
+    world.cluster.topic([2, 1])
+    world.node.adopt_log(KEY, log_of((EPOCH, 10)))
+    assert of(Configure, world.turn()) == [Configure(KEY, {})]
+    changed = c.SetConfig("t", KEY.topic_id, 0, {"retention.ms": "5"})
+    assert of(Configure, world.do(changed, by=2)) == [Configure(KEY, {"retention.ms": "5"})]
+    assert of(Configure, world.do(c.ElectPreferred(), by=2)) == []
+
+
+def test_settings_that_change_while_a_log_is_opened_are_not_lost():
+    world = World()
+    world.cluster.topic([2, 1])
+    assert of(OpenLog, world.turn()) == [OpenLog(KEY, "disk", {})]
+    assert world.do(c.SetConfig("t", KEY.topic_id, 0, {"retention.ms": "5"}), by=2) == []
+    assert of(Configure, world.node.on_opened(KEY, log_of(), 0)) == [Configure(KEY, {"retention.ms": "5"})]
+
+
+def test_a_new_log_start_is_news_for_followers():
+    world = led()
+    world.step(10_000)
+    log = world.node.replicas[KEY].log
+    log.log_end = log.durable_end = log.high_watermark = 5
+    world.node.on_log_start(KEY, 3, 3)
+    assert log.log_start == 3
+    (beacon,) = of(PublishBeacon, world.step(1_000))
+    assert beacon.rows[0].log_start == 3
 
 
 def test_folders_of_partitions_that_moved_away_are_removed():

@@ -145,8 +145,7 @@ def test_deleting_everything_leaves_an_empty_log_that_knows_its_last_epoch():
     log = filled(disk)
     log.delete_before(60)
     assert (log.log_start, log.log_end, log.last_epoch, content(log)) == (60, 60, 1, [])
-    assert not log.roll_if_old(0)
-    assert log.roll_if_old(10**15)
+    assert log.roll_if_old(0)
     log.delete_before(60)
     log.append([batch(60, 1, epoch=4)])
     flush(log)
@@ -176,6 +175,25 @@ def test_producers_are_remembered_beyond_their_records():
     copy.adopt(*log.before_start())
     copy.append(list(split(log.read_replica(log.first_offset, 10_000, log.log_end))))
     assert (copy.epochs, copy.producers.encode()) == (log.epochs, known)
+
+
+def test_a_segment_that_ended_after_all_of_it_was_deleted_goes_with_what_it_told_of_producers_kept():
+    disk = FakeDisk()
+    log = PartitionLog.open(disk, "p", SMALL)
+    for nth in range(3):
+        made = encode([b"v"], producer_id=1, producer_epoch=0, base_sequence=nth)
+        made.header.base_offset, made.header.leader_epoch = nth, 0
+        log.append([made])
+    flush(log)
+    known = log.producers.encode()
+    log.delete_before(3)
+    assert log.roll_if_old(0), "there is nothing left in it"
+    for seed in range(10):
+        assert reopened(disk, seed).producers.encode() == known
+    log.delete_before(3)
+    assert (log.segment_count, log.remove_deleted(9)[0]) == (1, 1)
+    for seed in range(10):
+        assert reopened(disk, seed).producers.encode() == known
 
 
 def test_what_is_cut_off_behind_deleted_records_is_forgotten_of_producers_too():
@@ -341,7 +359,7 @@ class Story:
         assert [b.header.base_offset for b in content(log)] == list(range(log.first_offset, log.log_end, 2))
         assert state(PartitionLog.open(survivor, "p", SMALL)) == state(log)
         names = [int(name[:20]) for name in survivor.listdir("p") if name.endswith(".log")]
-        assert not any(following <= log.log_start for following in names[1:]), "what was deleted is removed"
+        assert min(names) >= load_start(survivor, "p").base, "what was deleted is removed"
 
 
 def test_a_power_cut_at_any_step_of_deleting_leaves_a_legal_log():
