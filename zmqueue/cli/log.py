@@ -14,6 +14,7 @@ from zmqueue.cli.options import Choices, F, Failed, data_dir_option, output_opti
 
 if TYPE_CHECKING:
     from zmqueue.log.inspect import Found, IndexInfo, Place, SegmentInfo
+    from zmqueue.log.secondary import FileDescription
 
 
 @click.group()
@@ -107,17 +108,27 @@ def show(
     headers: tuple[str, ...],
     describe: Callable[[Any, str], Iterator[Any]],
     row: Callable[[Any], tuple[str, ...]],
+    more: tuple[tuple[str, ...], Callable[[Any, str], list[Any]], Callable[[Any], tuple[str, ...]]] | None = None,
 ) -> None:
+    """A table for each partition; `more`: of a second kind of file, if there is any."""
     from zmqueue.cli.output import print_json, print_table
 
-    found = [(place, list(describe(chosen.files, place.folder))) for place in chosen.places]
+    found = [
+        (place, list(describe(chosen.files, place.folder)), more[1](chosen.files, place.folder) if more else [])
+        for place in chosen.places
+    ]
     choices.printed = True
     if choices.json:
-        print_json([chosen.fields(place) | {name: infos} for place, infos in found])
+        extra = [{"secondary": [other._asdict() for other in others]} if more else {} for _, _, others in found]
+        print_json(
+            [chosen.fields(place) | {name: infos} | add for (place, infos, _), add in zip(found, extra, strict=True)]
+        )
         return
-    for place, infos in found:
+    for place, infos, others in found:
         click.echo(chosen.title(place))
         print_table(headers, [row(info) for info in infos])
+        if more and others:
+            print_table(more[0], [more[2](other) for other in others])
 
 
 # -- segments and index ------------------------------------------------------------------------------------------
@@ -170,10 +181,20 @@ def index(choices: Choices, path: str | None, topic: str | None, partition: int 
     lookup may have to walk. The index of the active segment is in the broker's memory alone.
     """
     from zmqueue.log.inspect import describe_indexes
+    from zmqueue.log.secondary import describe_index
 
-    headers = ("BASE", "STATE", "ENTRIES", "BYTES/ENTRY", "ENTRIES/BATCH", "BEHIND", "GAP", "FILE", "SECONDARY")
+    headers = ("BASE", "STATE", "ENTRIES", "BYTES/ENTRY", "ENTRIES/BATCH", "BEHIND", "GAP", "FILE")
     chosen = Chosen(choices, path, topic, partition, broker)
-    show(choices, chosen, "indexes", headers, describe_indexes, index_row)
+    show(choices, chosen, "indexes", headers, describe_indexes, index_row, (SECONDARY, describe_index, secondary_row))
+
+
+SECONDARY = ("FROM", "END", "FIELD", "ENTRIES", "PAGES", "FILE", "STATE")
+
+
+def secondary_row(found: FileDescription) -> tuple[str, ...]:
+    numbers = (found.entries, found.pages, found.bytes)
+    field = f"{found.kind}:{found.path}" if found.kind else "-"
+    return str(found.from_offset), str(found.end_offset), field, *map(str, numbers), found.error or "ok"
 
 
 def index_row(info: IndexInfo) -> tuple[str, ...]:
@@ -189,7 +210,6 @@ def index_row(info: IndexInfo) -> tuple[str, ...]:
         cell(info.behind_bytes),
         cell(info.gap_bytes_max),
         str(info.file_bytes),
-        " ".join(f"{name}={value}" for name, value in info.secondary.items()) if info.secondary else "-",
     )
 
 

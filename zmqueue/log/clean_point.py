@@ -67,14 +67,18 @@ def load_clean_point(files: Files, folder: str) -> CleanPoint:
     data = files.read_small(f"{folder}/{CLEAN_FILE}")
     if data is None:
         return CleanPoint()
-    if len(data) > 4 and int.from_bytes(data[:4], "little") == crc32c(data[4:]):
-        try:
-            return msgspec.msgpack.decode(data[4:], type=CleanPoint)
-        except msgspec.MsgspecError as error:
-            _logger.error("%s/%s: %s", folder, CLEAN_FILE, error)
-            return CleanPoint()
-    _logger.error("%s/%s is damaged: the log is compacted from its start again", folder, CLEAN_FILE)
-    return CleanPoint()
+    try:
+        return parse_clean_point(data)
+    except ValueError as error:
+        _logger.error("%s/%s: %s; the log is compacted from its start again", folder, CLEAN_FILE, error)
+        return CleanPoint()
+
+
+def parse_clean_point(data: bytes) -> CleanPoint:
+    """Raises ValueError for what `save_clean_point` never wrote."""
+    if len(data) <= 4 or int.from_bytes(data[:4], "little") != crc32c(data[4:]):
+        raise ValueError("does not match its checksum")
+    return msgspec.msgpack.decode(data[4:], type=CleanPoint)
 
 
 def save_clean_point(files: Files, folder: str, point: CleanPoint) -> None:

@@ -176,7 +176,6 @@ class IndexInfo(Struct):
     behind_bytes: int | None = None
     gap_bytes_max: int | None = None
     problem: str | None = None
-    secondary: dict[str, Any] = field(default_factory=dict)
 
 
 def describe_indexes(files: Files, folder: str) -> Iterator[IndexInfo]:

@@ -46,7 +46,7 @@ from zmqueue.wire.batch import HEADER_BYTES, MAGIC, BatchHeader, check_body, par
 
 MARKER = "corrupt"
 DELETED = ".deleted"
-_SALVAGE = ".salvage"
+SALVAGE = ".salvage"
 _READ_BYTES = 1 * MiB
 _SEGMENT = re.compile(r"(\d{20})\.log\Z")
 _INDEX = re.compile(r"\d{20}\.index\Z")
@@ -230,8 +230,8 @@ def _segments_in(files: Files, folder: str) -> list[int]:
     recover_swaps(files, folder)
     names = files.listdir(folder)
     for name in names:
-        if name.endswith(_SALVAGE) and _SEGMENT.match(name.removesuffix(_SALVAGE)):
-            whole = name.removesuffix(_SALVAGE)
+        if name.endswith(SALVAGE) and _SEGMENT.match(name.removesuffix(SALVAGE)):
+            whole = name.removesuffix(SALVAGE)
             if whole in names:
                 files.remove(f"{folder}/{name}")
             else:
@@ -335,7 +335,7 @@ def _quarantine(files: Files, folder: str, bases: list[int], position: int, keep
     """
     files.replace(f"{folder}/{MARKER}", b"")
     first = f"{folder}/{segment_name(bases[0])}"
-    salvaged = (position > 0 or keep) and _copy_prefix(files, first, first + _SALVAGE, position)
+    salvaged = (position > 0 or keep) and _copy_prefix(files, first, first + SALVAGE, position)
     quarantined = []
     for base in reversed(bases):
         path = f"{folder}/{segment_name(base)}"
@@ -349,7 +349,7 @@ def _quarantine(files: Files, folder: str, bases: list[int], position: int, keep
     # Before its name is taken again: if only the renaming below survived a crash, the broken file would be lost.
     files.fsync_dir(folder)
     if salvaged:
-        files.rename(first + _SALVAGE, first)
+        files.rename(first + SALVAGE, first)
         files.fsync_dir(folder)
     return quarantined[::-1]
 

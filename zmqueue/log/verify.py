@@ -12,6 +12,7 @@ segments that vanish are then no problems.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from msgspec import Struct, field
 from zmqueue.core.epochs import Epochs
 from zmqueue.core.producers import Producers
 from zmqueue.errors import CorruptIndex, CorruptLog, FutureFormat, StorageFailed
+from zmqueue.log.clean_point import CLEAN_FILE, parse_clean_point
 from zmqueue.log.files import Files, lock_holder
 from zmqueue.log.index import NO_TIMESTAMP, GrowingIndex, Summary, load
 from zmqueue.log.inspect import (
@@ -32,10 +34,13 @@ from zmqueue.log.inspect import (
     segments_in,
 )
 from zmqueue.log.journal import JOURNAL_FILE, check_file, read_entries
-from zmqueue.log.recovery import MARKER, Fault, check_follows, proved
+from zmqueue.log.keys import parse_name
+from zmqueue.log.recovery import MARKER, SALVAGE, Fault, check_follows, proved
+from zmqueue.log.secondary import describe_index
 from zmqueue.log.segment import index_name, segment_name
 from zmqueue.log.session import check_file as check_small_file
 from zmqueue.log.start import START_FILE, Start, parse_start
+from zmqueue.log.swap import CLEANED
 from zmqueue.model import MiB
 
 _INDEX_NAME = re.compile(r"(\d{20})\.index\Z")
@@ -63,6 +68,14 @@ class Verified(Struct):
     bytes: int = 0
     problems: list[Problem] = field(default_factory=list)
 
+    def add(self, other: Verified) -> None:
+        self.partitions += other.partitions
+        self.segments += other.segments
+        self.batches += other.batches
+        self.records += other.records
+        self.bytes += other.bytes
+        self.problems += other.problems
+
     def wrong(self, path: str, problem: str, position: int | None = None) -> None:
         self.problems.append(Problem(path, problem, position))
 
@@ -71,8 +84,12 @@ Told = Callable[[Verified], None]
 
 
 def verify_partition(files: Files, place: Place, verified: Verified, told: Told = lambda _: None) -> None:
-    _Partition(files, place.folder, place.holder is not None, verified, told).verify()
-    verified.partitions += 1
+    in_use = place.holder is not None
+    found = _Partition(files, place.folder, in_use, Verified(), told).verify()
+    if in_use and found.problems:
+        # Files may have been replaced between two looks at them. What is really wrong is so twice.
+        found = _Partition(files, place.folder, in_use, Verified(), told).verify()
+    verified.add(found)
 
 
 class _Partition:
@@ -83,14 +100,22 @@ class _Partition:
         self._verified = verified
         self._told = told
         self._told_bytes = 0
+        self._start = Start()
         self._epochs = Epochs()
-        # None: unknown, because what told of it is damaged.
+        # None: unknown, because what told of it is damaged or was removed.
         self._producers: Producers | None = None
+        # Compaction leaves of each producer no more than its last batch.
+        self._compacted = False
 
-    def verify(self) -> None:
-        bases = segments_in(self._files, self._folder)
+    def verify(self) -> Verified:
         listed = self._files.listdir(self._folder)
-        start = self._start()
+        self._read_start()
+        bases = []
+        for base in segments_in(self._files, self._folder):
+            if base >= self._start.base:
+                bases.append(base)
+            elif not self._in_use:
+                self._verified.wrong(f"{self._folder}/{segment_name(base)}", "deleted, and left behind by a crash")
         end = bases[0] if bases else 0
         for nth, base in enumerate(bases):
             path = f"{self._folder}/{segment_name(base)}"
@@ -99,36 +124,46 @@ class _Partition:
                 self._verified.wrong(path, f"the segment before it ends at offset {end}")
             next_base = None if last else bases[nth + 1]
             try:
-                end = self._settled(path, base, next_base)
+                end = self._segment(path, base, next_base)
             except StorageFailed:
                 if not self._in_use or self._files.exists(path):
                     raise
                 end, self._producers = base if last else bases[nth + 1], None  # removed meanwhile
-        if start.log_start > end:
-            self._verified.wrong(f"{self._folder}/{START_FILE}", f"begins at {start.log_start}, the log ends at {end}")
+        log_start = self._start.log_start
+        if log_start > end:
+            self._verified.wrong(f"{self._folder}/{START_FILE}", f"begins at {log_start}, the log ends at {end}")
+        self._clean_point()
+        self._secondary(end)
         self._strangers(listed, bases)
+        self._verified.partitions = 1
+        return self._verified
 
-    def _start(self) -> Start:
+    def _read_start(self) -> None:
         path = f"{self._folder}/{START_FILE}"
         data = self._files.read_small(path)
         try:
-            start = Start() if data is None else parse_start(data)
-            self._producers = Producers.decode(start.producers)
+            self._start = Start() if data is None else parse_start(data)
+            self._producers = Producers.decode(self._start.producers)
         except ValueError as error:
             self._verified.wrong(path, str(error))
-            return Start()
-        return start
 
-    def _settled(self, path: str, base: int, next_base: int | None) -> int:
-        """In use, segment and index may be replaced between two looks: what is wrong then is so twice."""
-        epochs, producers, known = self._epochs.entries.copy(), self._producers, len(self._verified.problems)
-        self._producers = producers.copy() if producers is not None else None
-        end = self._segment(path, base, next_base)
-        if self._in_use and len(self._verified.problems) > known:
-            del self._verified.problems[known:]
-            self._epochs, self._producers = Epochs(epochs), producers
-            end = self._segment(path, base, next_base)
-        return end
+    def _clean_point(self) -> None:
+        path = f"{self._folder}/{CLEAN_FILE}"
+        data = self._files.read_small(path)
+        if data is not None:
+            try:
+                parse_clean_point(data)
+            except ValueError as error:
+                self._verified.wrong(path, str(error))
+
+    def _secondary(self, end: int) -> None:
+        """A file that reaches beyond the log could be taken for true when other records have come there."""
+        for found in describe_index(self._files, self._folder):
+            path = f"{self._folder}/{found.name}"
+            if found.error:
+                self._verified.wrong(path, found.error)
+            elif found.end_offset > end and not self._in_use:
+                self._verified.wrong(path, f"covers offsets up to {found.end_offset}, the log ends at {end}")
 
     def _segment(self, path: str, base: int, next_base: int | None) -> int:
         """Where it ends. The index is walked beside the batches, so that neither has to be kept."""
@@ -142,6 +177,7 @@ class _Partition:
                 if entries is not None:
                     entries.pass_boundary(position, header.base_offset, highest)
                 self._epochs.note(header.leader_epoch, header.base_offset)
+                self._compacted = self._compacted or header.record_count <= header.last_offset_delta
                 if self._producers is not None:
                     self._producers.note(header)
                 end, highest = header.next_offset, max(highest, header.max_timestamp)
@@ -190,26 +226,36 @@ class _Partition:
             "log_bytes": size,
             "max_timestamp": highest,
             "gap_bytes_max": gap,
-            "epochs": self._epochs.within(base, end),
+            # Of what was deleted, index and batches may tell differently.
+            "epochs": _from(self._start.log_start, self._epochs.within(base, end)),
         }
         for name, value in found.items():
             said = getattr(summary, name)
+            if name == "epochs":
+                said = _from(self._start.log_start, said)
             if said != value:
                 self._verified.wrong(path, f"says {name} {said}, the batches say {value}")
+        self._check_producers(path, summary)
+
+    def _check_producers(self, path: str, summary: Summary) -> None:
         try:
             told = Producers.decode(summary.producers)
         except msgspec.MsgspecError as error:
             self._verified.wrong(path, f"producers: {error}")
             return
-        if self._producers is not None and told.encode() != self._producers.encode():
-            self._verified.wrong(path, "says of the producers what the batches do not say")
+        known = self._producers
+        if known is not None:
+            same = told.last_batches() == known.last_batches() if self._compacted else told.encode() == known.encode()
+            if not same:
+                self._verified.wrong(path, "says of the producers what the batches do not say")
+        self._producers = told
 
     def _strangers(self, listed: list[str], bases: list[int]) -> None:
         sealed = set(bases[:-1])
         still = self._files.listdir(self._folder) if self._in_use else listed
         for name in listed:
             path = f"{self._folder}/{name}"
-            if name not in still or name == START_FILE or SEGMENT_NAME.match(name):
+            if name not in still or name in (START_FILE, CLEAN_FILE) or SEGMENT_NAME.match(name) or parse_name(name):
                 continue
             index = _INDEX_NAME.match(name)
             if index is not None:
@@ -219,7 +265,7 @@ class _Partition:
                 self._verified.wrong(path, "damage was found here, and the cluster does not know of it yet")
             elif ".corrupt-" in name:
                 self._verified.wrong(path, "was found damaged and put aside")
-            elif name.endswith(".tmp"):
+            elif name.endswith((".tmp", CLEANED, SALVAGE)) or ".swap." in name:
                 if not self._in_use:
                     self._verified.wrong(path, "left behind by a crash")
             else:
@@ -231,6 +277,12 @@ class _Partition:
         if self._told_bytes >= _TOLD_EVERY_BYTES:
             self._told_bytes = 0
             self._told(self._verified)
+
+
+def _from(offset: int, epochs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those of the records from `offset` on."""
+    at = max(0, bisect_right(epochs, offset, key=lambda entry: entry[1]) - 1)
+    return [(epoch, max(first, offset)) for epoch, first in epochs[at:]]
 
 
 class _Entries:

@@ -184,7 +184,9 @@ def test_an_entry_that_is_no_boundary_is_a_problem_though_its_page_proves(tmp_pa
         ("start.tmp", "left behind"),
         ("notes.txt", "not a file of zmqueue"),
         (index_name(7), "an index without"),
-        (f"{segment_name(0)}.salvage", "not a file of zmqueue"),
+        (f"{segment_name(0)}.salvage", "left behind"),
+        (f"{segment_name(0)}.cleaned", "left behind"),
+        (f"{0:020d}.swap.{9:020d}", "left behind"),
     ],
 )
 def test_what_does_not_belong_there_is_a_problem(tmp_path: Path, name: str, problem: str):
