@@ -26,6 +26,7 @@ from zmqueue.core.replica import Replica
 from zmqueue.errors import DuplicateSequence
 from zmqueue.log.partition_log import PartitionLog
 from zmqueue.log.session import DataFolder
+from zmqueue.log.start import Start
 from zmqueue.log.ticket import FlushTicket
 from zmqueue.model import NO_BROKER, PartitionKey
 
@@ -491,20 +492,35 @@ def producer_state_not_rolled_back(put: Put) -> None:
     put(LogView, "restate", _restate)
 
 
+@mutation("E1")
+def producers_of_deleted_batches_are_forgotten(put: Put) -> None:
+    save = PartitionLog._save_start
+
+    def _save(self: Any, start: Start, leaving: Any) -> None:
+        save(self, Start(start.log_start, b"", start.epoch, start.base), leaving)
+
+    put(PartitionLog, "_save_start", _save)
+
+
+@mutation("E1")
+def a_copy_that_starts_anew_knows_no_producers(put: Put) -> None:
+    put(Follower, "_adopt", lambda self, response: [])
+
+
 @mutation("E2")
 def duplicate_acknowledged_early(put: Put) -> None:
     on_produce = Leader.on_produce
 
-    def _on_produce(self: Any, token: Any, batch: Any, *args: Any) -> list[e.Effect]:
+    def _on_produce(self: Any, token: Any, batch: Any, *args: Any, **options: Any) -> list[e.Effect]:
         try:
             written = self.log.producers.check(batch.header)
         except DuplicateSequence:
             written = None
         except Exception:
-            return on_produce(self, token, batch, *args)
+            return on_produce(self, token, batch, *args, **options)
         if written is not None:
             return [e.AnswerProduce(token, self._success(written.base_offset))]
-        return on_produce(self, token, batch, *args)
+        return on_produce(self, token, batch, *args, **options)
 
     put(Leader, "on_produce", _on_produce)
 

@@ -24,7 +24,7 @@ FIXED = {
     "follower-that-waited-fenced-is-forgotten": 1_000_000,
     "new-log-is-not-synced": 1_000_505,
     "appends-behind-a-failed-one": 1_000_065,
-    "late-registration-silences-the-broker": 1_002_013,
+    "late-registration-silences-the-broker": 1_002_228,
 }
 
 

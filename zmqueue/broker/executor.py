@@ -154,6 +154,10 @@ class Executor:
             # Whoever wanted it will want it again.
             _logger.warning("partition %s: records below %d stay for now: %s", effect.key, effect.offset, error)
             return None
+        except CorruptLog as error:
+            _logger.error("partition %s: %s", effect.key, error)
+            self._node.on_lost(effect.key)
+            return None
         return self._node.on_log_start(effect.key, log.log_start, log.first_offset)
 
     def _flush(self, effect: e.Flush) -> Follow:
