@@ -81,8 +81,9 @@ class Executor:
         self._handlers = handlers
 
     def run(self, effects: list[e.Effect]) -> None:
-        table = self._table
-        steps = [effects] if effects else []
+        if not effects:
+            return
+        table, steps = self._table, [effects]
         for step in steps:  # which grows meanwhile
             for effect in step:
                 follow = table[type(effect)](effect)
