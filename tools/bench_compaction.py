@@ -1,4 +1,4 @@
-"""How fast one compaction job is, without its rate limit: `python tools/bench_compaction.py [MIB [VALUE_BYTES [KEYS]]]`.
+"""How fast a compaction job is, without its rate limit: `python tools/bench_compaction.py [MIB [VALUE_BYTES [KEYS]]]`.
 
 Writes a log of random records into a temporary folder, compacts it in this process as the worker would, and puts the
 result in place. CPU time is what to compare: the wall time of a busy machine says little.
