@@ -16,12 +16,14 @@ from unit.log.fakes import SMALL, FakeDisk, batch, content, flush
 from zmqueue.broker.raft_folder import format_folder
 from zmqueue.broker.raft_snapshots import SNAPSHOT_FILE, Snapshot, _pack, load_snapshot
 from zmqueue.errors import CorruptLog, ZmqueueError
+from zmqueue.log.clean_point import CleanPoint, Horizon, save_clean_point
 from zmqueue.log.files import DiskFiles
 from zmqueue.log.inspect import Place
 from zmqueue.log.journal import JOURNAL_FILE, VOTE_FILE, Journal, replace_file
+from zmqueue.log.keys import KeysWriter, Summary, entry_of, file_name
 from zmqueue.log.partition_log import PartitionLog
 from zmqueue.log.session import DataFolder
-from zmqueue.log.start import START_FILE, Start, save_start
+from zmqueue.log.start import Start, save_start
 from zmqueue.log.verify import Verified, verify_broker, verify_partition
 from zmqueue.wire.batch import Batch, split
 
@@ -74,7 +76,12 @@ class Sample:
         # Also what lies before the start that is set now: a log that loses that file has it again.
         self.written = content(log)
         log.close()
-        save_start(DiskFiles(), str(self.partition), Start(4, b""))
+        files, folder = DiskFiles(), str(self.partition)
+        save_start(files, folder, Start(4, b""))
+        save_clean_point(files, folder, CleanPoint(30, (Horizon(20, 1_000, 3), Horizon(30, 2_000, 1))))
+        keys = KeysWriter(0)
+        keys.add(sorted(entry_of(b"%d" % (offset % 7), offset) for offset in range(150)))
+        files.put(f"{folder}/{file_name(0, 150)}", keys.finish(Summary(0, 150, "header", "tag")))
 
     def _kinds(self) -> dict[str, list[str]]:
         kinds: dict[str, list[str]] = {}
@@ -84,8 +91,8 @@ class Sample:
                 continue
             name = path.relative_to(self.folder).as_posix()
             kind = path.suffix.removeprefix(".") if path.parent == self.partition and path.suffix else name
-            if path.parent == self.partition and path.name == START_FILE:
-                kind = START_FILE
+            if path.parent == self.partition and not path.suffix:
+                kind = path.name
             elif path.name == segments[-1]:
                 kind = "active log"
             kinds.setdefault(kind, []).append(name)

@@ -27,11 +27,13 @@ def batch(
     time: int = 1000,
     step: int = 1,
     producer: tuple[int, int, int] = (-1, -1, -1),
+    keys: Sequence[bytes | None] | None = None,
 ) -> Batch:
     """`producer`: id, epoch and the sequence of the first record."""
     producer_id, producer_epoch, sequence = producer
     made = encode(
         [value + b"-%d" % (offset + i) for i in range(records)],
+        keys=keys,
         timestamp_deltas=[i * step for i in range(records)],
         base_timestamp=time,
         producer_id=producer_id,

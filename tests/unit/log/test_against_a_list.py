@@ -1,5 +1,8 @@
 """A partition's log against a plain list of batches: every step is done to both, and after each they must agree.
 
+What compaction may leave is not one thing only: there the log is judged record by record, and the list becomes what the
+log is.
+
 Three disks: a real one, memory, and one that forgets. On the last a power cut may come between any two steps; what
 then comes back must be a beginning of the list that has all that was durable, and the list goes on from there. What
 happens within a step is the business of test_crash_points.
@@ -10,12 +13,12 @@ from __future__ import annotations
 import os
 import random
 import tempfile
-from collections.abc import Iterator
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from unit.log.fakes import FakeDisk, batch, content, flush
+from unit.log.test_compaction import Row, compacted, rows_of
 
 from zmqueue.config import LogConfig
 from zmqueue.core.producers import Producers
@@ -23,7 +26,7 @@ from zmqueue.log.files import Files, open_files
 from zmqueue.log.inspect import Place
 from zmqueue.log.partition_log import PartitionLog
 from zmqueue.log.verify import Verified, verify_partition
-from zmqueue.wire.batch import Batch, split
+from zmqueue.wire.batch import Batch, BatchHeader, split
 
 CONFIGS = [
     LogConfig(segment_bytes_max=segment_bytes, batch_bytes_max=segment_bytes, index_interval_bytes=interval)
@@ -47,7 +50,10 @@ class AgainstAList(RuleBasedStateMachine):
         self.log = PartitionLog.open(self.files, self.folder, config)
         assert self.log.recovery.created
         self.model: list[Batch] = []
+        self.history: list[BatchHeader] = []  # of all batches since the beginning, deleted ones too
         self.start_offset = 0
+        self.committed = 0  # below this nothing is ever truncated
+        self.deleted = self.compacted = False
         self.generation = 0
         self.durable = 0
         self.harmed = False
@@ -62,11 +68,15 @@ class AgainstAList(RuleBasedStateMachine):
     def end(self) -> int:
         return self.model[-1].header.next_offset if self.model else self.start_offset
 
-    def records(self) -> Iterator[tuple[int, int]]:
-        """Offset and timestamp of each."""
-        for one in self.model:
-            for nth in range(one.header.record_count):
-                yield one.header.base_offset + nth, one.header.base_timestamp + nth
+    @property
+    def rows(self) -> dict[int, Row]:
+        found = {offset: row for one in self.model for offset, row in rows_of(one).items()}
+        return {offset: row for offset, row in found.items() if offset >= self.start_offset}
+
+    def began_anew(self, start: int) -> None:
+        self.model, self.history = [], []
+        self.start_offset = self.committed = self.durable = start
+        self.deleted = self.compacted = False
 
     # -- changes
 
@@ -75,31 +85,45 @@ class AgainstAList(RuleBasedStateMachine):
         epochs=st.integers(0, 2),
         time=TIMES,
         producer=st.integers(-1, 2),
+        keys=st.integers(0, 4),
     )
-    def append(self, shapes: list[tuple[int, int]], epochs: int, time: int, producer: int) -> None:
-        epoch = (self.model[-1].header.leader_epoch if self.model else 0) + epochs
+    def append(self, shapes: list[tuple[int, int]], epochs: int, time: int, producer: int, keys: int) -> None:
+        epoch = max(self.log.last_epoch, 0) + epochs
         offset, batches = self.end, []
         for records, size in shapes:
             # Sequences are as good as any that only grow.
             who = (producer, epoch, offset) if producer >= 0 else (-1, -1, -1)
-            batches.append(batch(offset, records, epoch, value=bytes(size // records), time=time, producer=who))
+            names = [b"k%d" % ((offset + nth) % keys) for nth in range(records)] if keys else None
+            value = bytes(size // records)
+            batches.append(batch(offset, records, epoch, value=value, time=time, producer=who, keys=names))
             offset += records
         self.log.append(batches)
         self.model += batches
+        self.history += [one.header for one in batches]
 
     @rule(back=st.integers(0, 40))
     def truncate(self, back: int) -> None:
-        end = max(self.start_offset, self.end - back)
+        end = max(self.committed, self.end - back)
+        first = self.model[0].header.base_offset if self.model else self.start_offset
         self.log.truncate(end)
-        while self.model and self.model[-1].header.next_offset > end:
-            self.model.pop()
+        self.forget_from(end)
         self.generation += 1
         self.durable = self.end
+        if not self.model and first < self.start_offset:
+            # The batch within which the log began is gone, and so is the log.
+            self.generation += 1
+            self.began_anew(first)
+
+    def forget_from(self, end: int) -> None:
+        while self.model and self.model[-1].header.next_offset > end:
+            self.model.pop()
+        while self.history and self.history[-1].next_offset > end:
+            self.history.pop()
 
     @rule(start=st.integers(0, 200))
     def reset(self, start: int) -> None:
         self.log.reset(start)
-        self.model, self.start_offset, self.durable = [], start, start
+        self.began_anew(start)
         self.generation += 1
 
     @rule()
@@ -113,6 +137,32 @@ class AgainstAList(RuleBasedStateMachine):
         self.truncate(back)
         ticket.sync()
         assert not self.log.flushed(ticket)
+
+    # -- maintenance, which touches only what is committed
+
+    @rule(share=st.floats(0, 1), at_once=st.booleans())
+    def delete(self, share: float, at_once: bool) -> None:
+        self.flush()
+        offset = self.start_offset + int(share * (self.end - self.start_offset))
+        self.log.delete_before(offset)
+        if at_once:
+            self.log.remove_deleted(100)
+        self.model = [one for one in self.model if one.header.next_offset > offset]
+        self.start_offset, self.committed, self.deleted = offset, max(offset, self.committed), True
+
+    @rule()
+    def compact(self) -> None:
+        self.flush()
+        self.committed = self.end
+        before, end = self.rows, self.log.segments[-1].base_offset
+        result = compacted(self.log, segment_bytes_max=self.config.segment_bytes_max)
+        self.model, self.compacted = content(self.log), True
+        after = self.rows
+        assert after.items() <= before.items()
+        latest = {row.key: offset for offset, row in before.items() if offset < end}
+        for offset, row in before.items():
+            replaced = row.key is not None and offset < end and latest[row.key] > offset
+            assert replaced if offset not in after else not replaced or offset >= result.clean_end
 
     # -- other lives
 
@@ -151,8 +201,7 @@ class AgainstAList(RuleBasedStateMachine):
         assert not self.log.recovery.corrupt
         assert not self.log.recovery.quarantined
         assert self.log.log_end >= self.durable
-        while self.end > self.log.log_end:
-            self.model.pop()
+        self.forget_from(self.log.log_end)
         self.generation, self.durable = 0, self.end
 
     @precondition(lambda self: self.storage != "memory")
@@ -204,7 +253,8 @@ class AgainstAList(RuleBasedStateMachine):
     @rule(time=TIMES, back=st.integers(0, 30))
     def offset_for_time(self, time: int, back: int) -> None:
         end_offset = self.end - back
-        wanted = (found for found in self.records() if found[1] >= time and found[0] < end_offset)
+        rows = ((offset, row.timestamp) for offset, row in self.rows.items())
+        wanted = (found for found in rows if found[1] >= time and found[0] < end_offset)
         assert self.log.offset_for_time(time, end_offset) == next(wanted, None)
 
     @rule(data=st.data())
@@ -216,11 +266,13 @@ class AgainstAList(RuleBasedStateMachine):
     @precondition(lambda self: self.storage != "memory")
     @rule()
     def verify(self) -> None:
+        self.log.remove_deleted(100)
         verified = Verified()
         verify_partition(self.files, Place(self.folder), verified)
         # The pages of an index are looked at when they are needed, so harm to them may still be there.
         assert [problem for problem in verified.problems if not (self.harmed and ".index" in problem.path)] == []
-        assert (verified.batches, verified.bytes) == (len(self.model), self.log.size_bytes)
+        assert verified.bytes == self.log.size_bytes
+        assert self.deleted or verified.batches == len(self.model)
 
     @invariant()
     def agrees(self) -> None:
@@ -229,13 +281,22 @@ class AgainstAList(RuleBasedStateMachine):
         log = self.log
         assert (log.log_start, log.log_end, log.generation) == (self.start_offset, self.end, self.generation)
         assert log.durable_end == self.durable
-        assert log.size_bytes == sum(one.header.total_bytes for one in self.model)
+        size = sum(one.header.total_bytes for one in self.model)
+        assert log.size_bytes >= size if self.deleted else log.size_bytes == size
         epochs: dict[int, int] = {}
         for one in self.model:
-            epochs.setdefault(one.header.leader_epoch, one.header.base_offset)
-        assert log.epochs == list(epochs.items())
-        assert log.last_epoch == max(epochs, default=-1)
-        assert log.producers.encode() == Producers(one.header for one in self.model).encode()
+            # Where the batch begins in which the log does is nobody's business: it may have become one with others.
+            epochs.setdefault(one.header.leader_epoch, max(one.header.base_offset, self.start_offset))
+        expected = list(epochs.items())
+        # The epoch before a start within the log may be known.
+        known = [(epoch, max(start, self.start_offset)) for epoch, start in log.epochs]
+        assert known[len(known) - len(expected) :] == expected
+        assert len(log.epochs) <= len(expected) + self.deleted
+        assert log.last_epoch == max(epochs, default=log.last_epoch if self.deleted else -1)
+        producers = Producers(self.history)
+        assert log.producers.last_batches() == producers.last_batches()
+        # Of a compacted log, less is known once an index is lost.
+        assert self.compacted or log.producers.encode() == producers.encode()
 
 
 class MemoryAgainstAList(AgainstAList):

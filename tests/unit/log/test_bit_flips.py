@@ -13,5 +13,5 @@ def test_a_flipped_bit_is_found_in_whatever_file_and_never_served(tmp_path: Path
     assert sum(found["flips"] for found in results.values()) == 200
     # Every kind of file proves itself whole, so a look at all of them misses none.
     assert all(found["verify"] == found["flips"] for found in results.values())
-    assert {"log", "active log", "index", "start", "meta", "session"} <= set(results)
+    assert {"log", "active log", "index", "keys", "start", "compacted", "meta", "session"} <= set(results)
     assert {f"raft/{name}" for name in ("journal", "vote", "snapshot", "meta")} <= set(results)
