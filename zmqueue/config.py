@@ -33,6 +33,8 @@ Port = Annotated[int, Meta(ge=1, le=65_535)]
 Millis = Annotated[int, Meta(ge=1, le=86_400_000)]
 Bytes = Annotated[int, Meta(ge=1, le=1 << 40)]
 Count = Annotated[int, Meta(ge=1, le=1 << 31)]
+Limit = Annotated[int, Meta(ge=-1, le=1 << 62)]  # -1: none
+DAY_MS = 86_400_000
 
 _S = TypeVar("_S", bound="Section")
 
@@ -104,6 +106,15 @@ class LogConfig(Section, frozen=True):
     segment_bytes_max: Bytes = 64 * MiB
     batch_bytes_max: Bytes = 1 * MiB
     index_interval_bytes: Bytes = 64 * KiB
+    segment_ms: Count = 7 * DAY_MS
+    retention_ms: Limit = 7 * DAY_MS
+    retention_bytes: Limit = -1
+    delete_retention_ms: Annotated[int, Meta(ge=0, le=1 << 62)] = DAY_MS
+    maintenance_ms: Millis = 300
+    maintenance_partitions_max: Count = 200
+    maintenance_files_max: Count = 4
+    maintenance_bytes_per_s: Bytes = 32 * MiB
+    compaction_map_bytes: Annotated[int, Meta(ge=64 * KiB, le=1 << 40)] = 64 * MiB
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)
@@ -403,7 +414,7 @@ CLUSTER_FORMAT = 1
 
 
 class Member(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One broker of the cluster and where it listens. Clients are told `advertised`, if something forwards from there."""
+    """One broker of the cluster, and where it listens. Clients are told `advertised` if something forwards from it."""
 
     id: int
     host: str

@@ -273,6 +273,12 @@ class CorruptLog(ZmqueueError):
     code = 1010
 
 
+class CorruptIndex(ZmqueueError):
+    """An index does not prove. It is a cache: the log is read without it, and it is made anew."""
+
+    code = 1014
+
+
 class DataFolderInUse(ZmqueueError):
     """Another process holds the lock of this data folder."""
 
@@ -291,7 +297,25 @@ class PortInUse(ZmqueueError):
     code = 1013
 
 
+class QuotaExceeded(ZmqueueError):
+    """The partition has as many bytes as its topic's quota.bytes allows; nothing was appended."""
+
+    code = 1020
+
+
+class NoSuchIndex(ZmqueueError):
+    """The topic has no secondary index: set index.secondary first."""
+
+    code = 1030
+
+
 # -- on the client's side only -----------------------------------------------------------------------------------
+
+
+class JobFailed(ZmqueueError):
+    """Work on full segments came to nothing: the process that does it ended, or made a mistake. It is tried again."""
+
+    code, retriable = 1025, True
 
 
 class ConfigError(ZmqueueError):

@@ -55,6 +55,7 @@ MESSAGES: dict[str, Struct] = {
     "CreateTopicRequest, defaults": m.CreateTopicRequest("events"),
     "CreateTopicResponse": m.CreateTopicResponse(TOPIC, 10, 2),
     "DeleteTopicRequest": m.DeleteTopicRequest("events"),
+    "AlterTopicRequest": m.AlterTopicRequest("events", TOPIC, 3, {"retention.ms": "1000", "quota.bytes": None}),
     "ElectUncleanRequest": m.ElectUncleanRequest(TOPIC, 3, 2),
     "StatusRequest": m.StatusRequest(),
     "StatusResponse": m.StatusResponse(
@@ -90,7 +91,14 @@ MESSAGES: dict[str, Struct] = {
     ),
     "OffsetResult": m.OffsetResult(0, 500, 1_700_000_000_000, 7),
     "ListOffsetsResponse": m.ListOffsetsResponse([m.OffsetResult(0, 600), m.OffsetResult(100)]),
+    "DeleteRecordsRequest": m.DeleteRecordsRequest(TOPIC, 3, 500),
+    "DeleteRecordsResponse": m.DeleteRecordsResponse(500),
+    "FindRequest": m.FindRequest(TOPIC, 3, b"customer-7", 500, 100),
+    "FindResponse": m.FindResponse([510, 2**40], 2**41, 2**41, 10, 7),
+    "FetchBackwardRequest": m.FetchBackwardRequest(TOPIC, 3, -1, 2**20),
+    "FetchBackwardResponse": m.FetchBackwardResponse(600, 600, 10, 7),
     "PartitionEntry": m.PartitionEntry(TOPIC, 3),
+    "IndexHealth": m.IndexHealth("header:customer", 3, 600, 9_900, 590, 20, 1_600),
     "DescribePartitionsRequest": m.DescribePartitionsRequest([m.PartitionEntry(TOPIC, 3)]),
     "PartitionHealth": m.PartitionHealth(0, 10, 600, 610, 2, 2**33),
     "DescribePartitionsResponse": m.DescribePartitionsResponse([m.PartitionHealth(0, 10, 600, 610, 2, 4096)]),
@@ -113,9 +121,12 @@ MESSAGES: dict[str, Struct] = {
     ),
     "ReplicaFetchResponse": m.ReplicaFetchResponse(TOPIC, 3, 55, 7, 0, 600, 10, 650),
     "ReplicaFetchResponse, diverged": m.ReplicaFetchResponse(TOPIC, 3, 55, 7, 0, 600, 10, 650, 6, 605),
+    "ReplicaFetchResponse, to one that has nothing": m.ReplicaFetchResponse(
+        TOPIC, 3, 55, 7, 0, 600, 10, 650, first_offset=8, start_epoch=6, producers=b"\x90"
+    ),
     "Push": m.Push("c1", 2, 4, 7, 610, 6, 600, 650),
-    "BeaconRow": m.BeaconRow(TOPIC, 3, 7, 650, 600),
-    "Beacon": m.Beacon("c1", 2, 4, [m.BeaconRow(TOPIC, 3, 7, 650, 600)]),
+    "BeaconRow": m.BeaconRow(TOPIC, 3, 7, 650, 600, 10),
+    "Beacon": m.Beacon("c1", 2, 4, [m.BeaconRow(TOPIC, 3, 7, 650, 600, 10)]),
 }
 
 
@@ -142,6 +153,8 @@ def multiparts() -> dict[str, list[bytes]]:
         "PRODUCE request": pair * 2,
         "FETCH response": [b"".join(pair) * 2, b""],
         "REPLICA_FETCH response": [b"".join(pair)],
+        "FIND response": [b"".join(pair)],
+        "FETCH_BACKWARD response": [b"".join(pair) * 2],
     }
     found: dict[str, list[bytes]] = {}
     for operation, cls in frames.REQUESTS.items():

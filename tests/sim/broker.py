@@ -18,6 +18,7 @@ from tests.sim.disk import Crashed, Disk
 from zmqueue.broker.executor import Executor, Fatal, Follow
 from zmqueue.broker.fetches import Fetches
 from zmqueue.broker.logs import Logs
+from zmqueue.broker.maintenance import Maintenance
 from zmqueue.config import Config
 from zmqueue.core import commands as c
 from zmqueue.core import effects as e
@@ -235,8 +236,17 @@ class SimExecutor(Executor):
     def _cut(self, key: PartitionKey) -> None:
         broker = self.broker
         broker.touched[key] = None
-        del broker.mirrors[key][broker.logs[key].log_end :]
+        log = broker.logs[key]
+        mirror = broker.mirrors[key]
+        del mirror[log.log_end :]
+        mirror[: log.first_offset] = broker.world.checker.deleted(broker, key)
         broker.world.checker.on_truncated(broker, key)
+
+    def _delete_before(self, effect: e.DeleteBefore) -> Follow:
+        follow = super()._delete_before(effect)
+        self.broker.touched[effect.key] = None
+        self.broker.world.checker.deleted(self.broker, effect.key)
+        return follow
 
     def _open_log(self, effect: e.OpenLog) -> Follow:
         follow = super()._open_log(effect)
@@ -321,7 +331,7 @@ class SimBroker:
         self.folder = DataFolder.open(FOLDER, CLUSTER, self.id, config.log.fsync, self.disk)
         self.logs = SimLogs(self, config)
         self.flusher = self.logs.flusher
-        found = list(self.logs.recover())
+        found = list(self.logs.recover(trusted=not self.folder.unclean))
         self.incarnation = world.chance.getrandbits(62)
         previous = list(self.folder.previous_incarnations)
         unclean = self.folder.unclean
@@ -341,12 +351,13 @@ class SimBroker:
         self.executor = SimExecutor(self.node, self.logs, self.clock, self.propose, self._on_registered)
         self.executor.broker = self
         self.executor.bind(self.peers, self.handlers)  # type: ignore[arg-type]
+        self.maintenance = Maintenance(self.node, self.logs, config.log, self.executor.run, lambda: world.now)
         self.raft_view = (NO_BROKER, False, 0)
         self.raft_heard_ms = self.raft_due_ms = world.now
         self.applying = False
 
     def mirror(self, key: PartitionKey) -> None:
-        mirror = self.mirrors[key] = []
+        mirror = self.mirrors[key] = self.world.checker.deleted(self, key)
         for header in self.logs[key].headers():
             extend(mirror, [Batch(header, b"")])
 
@@ -407,11 +418,21 @@ class SimBroker:
         self._look_at_raft()
         if self.state.index < len(world.raft.entries):
             world.raft.wake(self)
-        self.handlers.fetches.on_tick(self.clock())
+        now = self.clock()
+        self.handlers.fetches.on_tick(now)
+        if world.forgets:
+            self._maintain(now)
         if self.leaving and self.node.has_left:
             self.world.leave(self)
             return
         self.later(50 + int(world.random() * 40), self.tick)
+
+    def _maintain(self, now: int) -> None:
+        self.maintenance.on_tick(now)
+        for key, log in self.logs._open.items():
+            if log.first_offset and key in self.mirrors:
+                self.touched[key] = None
+                self.world.checker.deleted(self, key)
 
     # -- Raft
 
@@ -468,6 +489,19 @@ class SimBroker:
 
     def on_fetch(self, token: Any, request: FetchRequest) -> None:
         self.handlers.fetches.on_fetch(token, request, self.clock())
+
+    def on_delete_records(self, key: PartitionKey, where: int) -> None:
+        """Up to some offset below the high watermark, if this broker leads."""
+        replica = self.node.replicas.get(key)
+        if replica is None or replica.leading is None:
+            return
+        offset = where % (replica.log.high_watermark + 1)
+        try:
+            effects = self.node.on_delete_records(key, offset, self.clock())
+        except ZmqueueError as error:
+            self.world.note(self, "deletes nothing", error)
+            return
+        self.executor.run(effects)
 
     def on_command(self, command: c.AnyCommand) -> None:
         self.executor.run(self.node.submit(command, None, self.clock() + 2_000))

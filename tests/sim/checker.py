@@ -11,6 +11,7 @@ list with one entry per offset: epoch, producer, sequence and checksum of the re
   duplicate        a record of a producer is committed twice
   order            the records of a producer are committed out of order, or with one missing between them
   acknowledged     an answer to acks=all says that a record is written where the committed log holds another, or none
+  deleted          a log begins beyond what is committed: records went that nobody may delete
   read             a consumer gets a record that differs from the committed one at that offset
   lease            a leader that was fenced long ago still acknowledges acks=1, or still serves reads
   view             what the core believes of a log is not what the log holds
@@ -18,6 +19,9 @@ list with one entry per offset: epoch, producer, sequence and checksum of the re
   metadata         two brokers that applied the same commands hold different metadata
   assertion        the code under test found a mistake of its own
   stuck            after all faults have ended the cluster does not become whole within bounded time
+
+Where a log no longer has the records before its start, it counts as having the committed ones there: what is left must
+be right, and what is gone must have been committed.
 
 Checks are incremental: they look at what an event has changed.
 """
@@ -31,6 +35,7 @@ from tests.sim.disk import SimFile
 from zmqueue import errors
 from zmqueue.core.cluster import Applied, PartitionState
 from zmqueue.core.commands import Fence
+from zmqueue.log.partition_log import PartitionLog
 from zmqueue.model import ACKS_ALL, PartitionKey
 from zmqueue.wire.batch import split
 from zmqueue.wire.messages import FetchResult, ProduceResult
@@ -203,6 +208,14 @@ class Checker:
         if broker.mirrors[key][: len(part.committed)] != part.committed:
             self._lacks(broker, key, part, 0)
 
+    def deleted(self, broker: SimBroker, key: PartitionKey) -> Mirror:
+        """What stood where a log has nothing any more."""
+        log, part = broker.logs[key], self.parts.get(key)
+        committed = part.committed if part is not None else []
+        if log.log_start > len(committed):
+            self.fail("deleted", f"{key} on broker {broker.id} begins at {log.log_start} of {len(committed)}")
+        return committed[: log.first_offset]
+
     # -- clients
 
     def on_answer(self, broker: SimBroker, producer: SimProducer, batch: Any, result: ProduceResult) -> None:
@@ -251,6 +264,8 @@ class Checker:
             view = replica.log
             if view.log_end != log.log_end or view.epochs.entries != log.epochs:
                 self.fail("view", f"broker {broker.id}, {key}: {view.log_end} {view.epochs.entries}, {log.epochs}")
+            if (view.log_start, view.first_offset) != (log.log_start, log.first_offset):
+                self.fail("view", f"broker {broker.id}, {key}: {view}, begins at {log.log_start} {log.first_offset}")
             if view.durable_end > log.durable_end or log.log_end != len(broker.mirrors[key]):
                 self.fail("view", f"broker {broker.id}, {key}: durable {view.durable_end}, {log.durable_end}")
             if log.durable_end == log.log_end and self._world.plan.fsync == "always":
@@ -297,18 +312,24 @@ class Checker:
             if self.is_offline(key):
                 self.offline += 1
                 continue
-            log, data = self._world.brokers[partition.leader].logs[key], b""
-            mirror: Mirror = []
-            while len(mirror) < log.log_end:
-                part = log.read(len(mirror), 1 << 20, log.log_end)
-                extend(mirror, split(part))
-                data += part
-            if mirror != self.parts[key].committed:
-                self.fail("overwritten", f"{key} on its leader {partition.leader} at the end")
-            for replica in partition.replicas:
-                log = self._world.brokers[replica].logs[key]
-                if b"".join(segment.pread(segment.size, 0) for segment in log._segments) != data:
+            logs = {replica: self._world.brokers[replica].logs[key] for replica in partition.replicas}
+            common = max(log.first_offset for log in logs.values())
+            data = _content(logs[partition.leader], common)
+            for replica, log in logs.items():
+                mirror = self.parts[key].committed[: log.first_offset]
+                extend(mirror, split(_content(log, log.first_offset)))
+                if mirror != self.parts[key].committed or _content(log, common) != data:
                     self.fail("overwritten", f"{key} on broker {replica} at the end")
         for broker in self._world.brokers:
             if broker.state.index == self._truth.index and broker.state.snapshot() != self._truth.snapshot():
                 self.fail("metadata", f"broker {broker.id} differs at the end")
+
+
+def _content(log: PartitionLog, offset: int) -> bytes:
+    """The batches from this one on, byte by byte."""
+    data = b""
+    while offset < log.log_end:
+        part = log.read_replica(offset, 1 << 20, log.log_end)
+        data += part
+        offset = list(split(part))[-1].header.next_offset
+    return data

@@ -202,6 +202,8 @@ class SimConsumer(Client):
         result = response.results[0]
         if result.error:
             self.leader = result.leader if result.leader >= 0 else NO_BROKER
+            if result.error == errors.OffsetOutOfRange.code:
+                self.offset = max(self.offset, result.log_start)
             return
         end = self.world.checker.on_read(broker, self.key, result, frames[0])
         self.offset = max(self.offset, end)

@@ -236,6 +236,19 @@ class Disk:
     def pread(self, path: str, count: int, position: int) -> bytes:
         return bytes(self._inode(path).data[position : position + count])
 
+    def map(self, path: str) -> memoryview:
+        return memoryview(bytes(self._inode(path).data))
+
+    def put(self, path: str, data: bytes) -> None:
+        if self.full:
+            raise StorageFull(f"{path}: No space left on device")
+        folder, name = self._folder(path)
+        inode = Inode()
+        inode.data += data
+        folder.change((name, inode))
+        if self.crash_in:
+            self.operation()
+
     def size(self, path: str) -> int:
         return len(self._inode(path).data)
 

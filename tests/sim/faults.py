@@ -239,6 +239,16 @@ class Faults:
             broker.later(0, self._world.raft.install, broker)
         return broker.alive
 
+    def _delete(self, broker: SimBroker, fault: Fault) -> bool:
+        """Records deleted on demand: no fault, but it comes at any time as faults do."""
+        world = self._world
+        chosen = list(world.raft.truth.all_partitions())
+        key, _, partition = chosen[fault.detail % len(chosen)]
+        if partition.leader != NO_BROKER:
+            leader = world.brokers[partition.leader]
+            world.at(0, leader, None, leader.on_delete_records, (key, fault.detail // 7))
+        return partition.leader != NO_BROKER
+
     def _prefer(self, broker: SimBroker, fault: Fault) -> bool:
         self._world.at(0, broker, None, broker.on_command, (c.ElectPreferred(),))
         return True

@@ -45,6 +45,7 @@ class Topic(Struct):
     replication_factor: int
     min_insync: int
     storage: str
+    config: dict[str, str] = {}
 
 
 class Producer(Struct):
@@ -150,7 +151,22 @@ def make(seed: int) -> Plan:
     shape = _SHAPES.get(profile_of(seed))
     if shape is not None:
         shape(plan, chance)
+    if seed % 5 in (1, 4):
+        _forget(plan, Random(seed * 2 + 7))
     return plan
+
+
+def _forget(plan: Plan, chance: Random) -> None:
+    """Topics that do not keep everything: retention, segments that end by age, records deleted on demand."""
+    for topic in plan.topics:
+        topic.config = {
+            "retention.bytes": chance.choice(("-1", "0", "300", "900")),
+            "segment.ms": chance.choice(("100", "400", "1000000")),
+        }
+    for _ in range(chance.choice((0, 1, 3))):
+        at_ms = chance.randint(50, plan.duration_ms)
+        plan.faults.append(Fault(at_ms, "delete", 0, 0, chance.getrandbits(30)))
+    plan.faults.sort(key=lambda fault: fault.at_ms)
 
 
 def _zombies(plan: Plan, chance: Random) -> None:

@@ -113,7 +113,14 @@ def config_of(fsync: str, segment: int, heal_after_ms: int) -> Config:
         proposal_timeout_ms=400,
         heal_after_ms=heal_after_ms,
     )
-    log = LogConfig(fsync=fsync, segment_bytes_max=segment, batch_bytes_max=segment)  # type: ignore[arg-type]
+    log = LogConfig(
+        fsync=fsync,  # type: ignore[arg-type]
+        segment_bytes_max=segment,
+        batch_bytes_max=segment,
+        maintenance_ms=60,
+        maintenance_partitions_max=3,
+        maintenance_files_max=2,
+    )
     return Config(log=log, replication=replication, raft=RaftConfig(digest_ms=700))
 
 
@@ -140,6 +147,7 @@ class World:
         self.running = 0  # how many brokers are alive
         self.lost_disks: set[int] = set()  # brokers that lost what they had acknowledged, once or more
         self.faults = Faults(self)
+        self.forgets = any(topic.config for topic in plan.topics)
 
     # -- the clock
 
@@ -262,6 +270,7 @@ class World:
                 topic.replication_factor,
                 topic.min_insync,
                 topic.storage,
+                topic.config,
             )
             self.brokers[0].on_command(command)
         while len(truth.topics) < len(self.plan.topics):

@@ -65,6 +65,9 @@ class Executor:
             e.Follow: self._follow,
             e.OpenLog: self._open_log,
             e.CloseLog: self._close_log,
+            e.Configure: self._configure,
+            e.DeleteBefore: self._delete_before,
+            e.Adopt: self._adopt,
             e.Truncate: self._truncate,
             e.Reset: self._reset,
             e.AnswerCommand: self._answer_command,
@@ -119,13 +122,44 @@ class Executor:
         try:
             log.append(effect.batches)
         except StorageFull as error:
-            _logger.error("partition %s: %s", effect.key, error)
-            self._failed.add(effect.key)
-            epochs, producers = history(log)
-            return self._node.on_append_failed(effect.key, error.code, log.log_end, epochs, producers, self._clock())
+            return self._on_full(effect.key, log, error)
         except StorageFailed as error:
             raise Fatal(f"partition {effect.key}: {error}") from error
         return None
+
+    def _on_full(self, key: PartitionKey, log: PartitionLog, error: StorageFull) -> Follow:
+        _logger.error("partition %s: %s", key, error)
+        self._failed.add(key)
+        epochs, producers = history(log)
+        return self._node.on_append_failed(key, error.code, log.log_end, epochs, producers, self._clock())
+
+    def _adopt(self, effect: e.Adopt) -> Follow:
+        log = self._logs[effect.key]
+        try:
+            log.adopt(effect.epoch, effect.producers)
+        except StorageFull as error:
+            return self._on_full(effect.key, log, error)
+        return None
+
+    def _configure(self, effect: e.Configure) -> Follow:
+        self._logs.configure(effect.key, effect.config)
+        return None
+
+    def _delete_before(self, effect: e.DeleteBefore) -> Follow:
+        log = self._logs[effect.key]
+        if effect.key in self._failed:
+            return None
+        try:
+            log.delete_before(effect.offset)
+        except StorageFull as error:
+            # Whoever wanted it will want it again.
+            _logger.warning("partition %s: records below %d stay for now: %s", effect.key, effect.offset, error)
+            return None
+        except CorruptLog as error:
+            _logger.error("partition %s: %s", effect.key, error)
+            self._node.on_lost(effect.key)
+            return None
+        return self._node.on_log_start(effect.key, log.log_start, log.first_offset)
 
     def _flush(self, effect: e.Flush) -> Follow:
         if effect.key not in self._failed:
@@ -146,11 +180,13 @@ class Executor:
 
     def _restated(self, key: PartitionKey, log: PartitionLog) -> Follow:
         epochs, producers = history(log)
-        return self._node.on_truncated(key, log.log_start, log.log_end, epochs, producers, self._clock())
+        return self._node.on_truncated(
+            key, log.log_start, log.log_end, epochs, producers, self._clock(), log.first_offset
+        )
 
     def _open_log(self, effect: e.OpenLog) -> Follow:
         try:
-            log = self._logs.open(effect.key, effect.storage)
+            log = self._logs.open(effect.key, effect.storage, effect.config)
         except StorageFull as error:
             # Until there is room this broker has no such replica, which the others see as one that is behind.
             if effect.key not in self._unopened:
@@ -201,7 +237,9 @@ class Executor:
     def _send_batches(self, effect: e.SendBatches) -> Follow:
         log = self._logs[effect.key]
         try:
-            data = log.read(effect.offset, effect.bytes_max, log.log_end)
+            data = log.read_replica(effect.offset, effect.bytes_max, log.log_end)
+            if effect.fresh:
+                effect.response.start_epoch, effect.response.producers = log.before_start()
         except CorruptLog as error:
             _logger.error("partition %s: %s", effect.key, error)
             self._node.on_lost(effect.key)

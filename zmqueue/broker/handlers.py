@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from msgspec import Struct
@@ -27,7 +28,8 @@ from zmqueue.core.effects import Effect
 from zmqueue.core.node import Node
 from zmqueue.core.replica import Replica
 from zmqueue.errors import ZmqueueError
-from zmqueue.model import ACKS_NONE, EARLIEST, LATEST, NO_BROKER, PartitionKey, check_topic_name
+from zmqueue.log.partition_log import PartitionLog
+from zmqueue.model import ACKS_NONE, EARLIEST, LATEST, NO_BROKER, KiB, PartitionKey, check_topic_name
 from zmqueue.transport import Frames, Socket
 from zmqueue.wire import frames as f
 from zmqueue.wire import messages as m
@@ -39,6 +41,8 @@ _logger = logging.getLogger(__name__)
 MESSAGES_PER_TURN = 100
 COMMAND_TIMEOUT_MS = 15_000
 PRODUCER_IDS_PER_BLOCK = 1_000
+# What one find request may open: a few milliseconds of the loop's time. Its client goes on with the next.
+FIND_WORK_BYTES = 256 * KiB
 UNREAD = "earlier answers have not been read"
 
 Token = tuple[bytes, Head]
@@ -94,6 +98,10 @@ class Handlers:
             Operation.LIST_OFFSETS: self._list_offsets,
             Operation.DESCRIBE_PARTITIONS: self._describe_partitions,
             Operation.ELECT_UNCLEAN: self._elect_unclean,
+            Operation.DELETE_RECORDS: self._delete_records,
+            Operation.ALTER_TOPIC: self._alter_topic,
+            Operation.FIND: self._find,
+            Operation.FETCH_BACKWARD: self._fetch_backward,
         }
 
     def bind(self, socket: Socket) -> None:
@@ -210,9 +218,16 @@ class Handlers:
             key = PartitionKey(entry.topic_id, entry.partition)
             deadline_ms = now_ms + request.timeout_ms
             batch = Batch(header, body)
-            self._run(self._node.on_produce(key, (pending, at), batch, request.acks, deadline_ms, now_ms))
+            full = self._over_quota(key)
+            self._run(
+                self._node.on_produce(key, (pending, at), batch, request.acks, deadline_ms, now_ms, over_quota=full)
+            )
             if silent and pending.results[at] is None:
                 self.on_produced((pending, at), m.ProduceResult(0))
+
+    def _over_quota(self, key: PartitionKey) -> bool:
+        log = self._logs.get(key)
+        return log is not None and 0 <= log.settings.quota_bytes <= log.size_bytes
 
     def on_produced(self, token: tuple[Produce, int], result: m.ProduceResult) -> None:
         pending, at = token
@@ -243,9 +258,7 @@ class Handlers:
     def _offset(self, entry: m.OffsetEntry) -> m.OffsetResult:
         key = PartitionKey(entry.topic_id, entry.partition)
         try:
-            replica = self._leading(key)
-            if not self._node.readable(self._clock()):
-                raise errors.LeaseExpired()
+            replica = self._readable(key)
             log = replica.log
             if entry.timestamp == EARLIEST:
                 return m.OffsetResult(0, log.log_start, -1, replica.leader_epoch)
@@ -256,6 +269,56 @@ class Handlers:
             return m.OffsetResult(error.code)
         offset, timestamp = found or (-1, -1)
         return m.OffsetResult(0, offset, timestamp, replica.leader_epoch)
+
+    def _delete_records(self, token: Token, request: m.DeleteRecordsRequest, raw: Frames) -> None:
+        key = PartitionKey(request.topic_id, request.partition)
+        self._run(self._node.on_delete_records(key, request.offset, self._clock()))
+        log_start = self._leading(key).log.log_start
+        if log_start < request.offset:
+            raise errors.StorageFull("there is no room to write down where the log begins")
+        self._answer(token, m.DeleteRecordsResponse(log_start))
+
+    def _readable(self, key: PartitionKey) -> Replica:
+        replica = self._leading(key)
+        if not self._node.readable(self._clock()):
+            raise errors.LeaseExpired()
+        return replica
+
+    def _find(self, token: Token, request: m.FindRequest, raw: Frames) -> None:
+        key = PartitionKey(request.topic_id, request.partition)
+        replica = self._readable(key)
+        view = replica.log
+        with self._undamaged(key):
+            found = self._logs[key].find(
+                request.value, request.offset, view.high_watermark, request.limit, FIND_WORK_BYTES
+            )
+        response = m.FindResponse(
+            found.offsets, found.scanned_to, view.high_watermark, view.log_start, replica.leader_epoch
+        )
+        self._answer(token, response, [b"".join(found.batches)])
+
+    def _fetch_backward(self, token: Token, request: m.FetchBackwardRequest, raw: Frames) -> None:
+        key = PartitionKey(request.topic_id, request.partition)
+        replica = self._readable(key)
+        view = replica.log
+        if request.before > view.log_end:
+            raise errors.OffsetOutOfRange(f"offset {request.before} is not in {view.log_start}..{view.high_watermark}")
+        before = view.high_watermark if request.before < 0 else min(request.before, view.high_watermark)
+        bytes_max = min(request.bytes_max, self._config.broker.fetch_bytes_max)
+        with self._undamaged(key):
+            data = self._logs[key].read_backward(before, bytes_max, view.high_watermark)
+        response = m.FetchBackwardResponse(before, view.high_watermark, view.log_start, replica.leader_epoch)
+        self._answer(token, response, [data])
+
+    @contextmanager
+    def _undamaged(self, key: PartitionKey) -> Iterator[None]:
+        """Damage that a reader meets is reported to the cluster; the client hears that this disk failed."""
+        try:
+            yield
+        except errors.CorruptLog as error:
+            _logger.error("partition %s: %s", key, error)
+            self._node.on_lost(key)
+            raise errors.StorageFailed(str(error)) from error
 
     def _describe_partitions(self, token: Token, request: m.DescribePartitionsRequest, raw: Frames) -> None:
         rows = [self._health(entry, request.own) for entry in request.entries]
@@ -275,6 +338,7 @@ class Handlers:
             log.segment_count,
             log.size_bytes,
             view.epochs.last,
+            _index_health(log),
         )
 
     # -- the cluster ---------------------------------------------------------------------------------------------
@@ -302,6 +366,7 @@ class Handlers:
                         min_insync_replicas=topic.min_insync_replicas,
                         storage=topic.storage,
                         config=topic.config,
+                        config_version=topic.config_version,
                         partitions=[
                             m.PartitionInfo(n, p.leader, p.leader_epoch, p.replicas, p.isr, p.elr)
                             for n, p in enumerate(topic.partitions)
@@ -353,6 +418,15 @@ class Handlers:
 
         self._submit(command, done)
 
+    def _alter_topic(self, token: Token, request: m.AlterTopicRequest, raw: Frames) -> None:
+        check_topic_name(request.name)
+        topic = self._node.state.topics.get(request.topic_id)
+        if topic is not None:
+            topic_config.altered(topic.config, request.changes)  # to refuse what cannot be before Raft is asked
+        # On a full disk too: less retention is what makes room.
+        command = c.SetConfig(request.name, request.topic_id, request.config_version, dict(request.changes))
+        self._submit(command, self._when_done(token))
+
     def _delete_topic(self, token: Token, request: m.DeleteTopicRequest, raw: Frames) -> None:
         check_topic_name(request.name)
 
@@ -390,6 +464,14 @@ class Handlers:
                 self._fail(token, outcome.code, outcome.message)
             else:
                 self._producer_id(token, m.ProducerIdRequest(), [])
+
+
+def _index_health(log: PartitionLog) -> m.IndexHealth | None:
+    stats = log.secondary.stats(log)
+    if stats is None:
+        return None
+    kind, path, *numbers = stats
+    return m.IndexHealth(f"{kind}:{path}", *numbers)
 
 
 def own_status(node: Node, uptime_ms: int, term: int, voting: bool, bad_frames: int) -> m.StatusResponse:

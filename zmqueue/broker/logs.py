@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from zmqueue.config import LogConfig
 from zmqueue.core.epochs import Epochs
 from zmqueue.core.log_view import LogView
 from zmqueue.core.producers import Producers
+from zmqueue.core.topic_config import settings_of
 from zmqueue.log.files import Files, open_files
 from zmqueue.log.flusher import Flusher
-from zmqueue.log.partition_log import PartitionLog, sweep_deleted
+from zmqueue.log.partition_log import PartitionLog
+from zmqueue.log.recovery import sweep_deleted
 from zmqueue.model import PartitionKey
 
 _logger = logging.getLogger(__name__)
@@ -36,8 +38,12 @@ class Logs:
         self._damaged: set[PartitionKey] = set()
         self.flusher = Flusher(on_flushed, config.fsync, config.fsync_interval_ms)
 
-    def recover(self) -> Iterator[tuple[PartitionKey, LogView]]:
-        """Open every log that is on disk. Those found damaged beyond their tail are then in `damaged`."""
+    def recover(self, trusted: bool) -> Iterator[tuple[PartitionKey, LogView]]:
+        """Open every log that is on disk. Those found damaged beyond their tail are then in `damaged`.
+
+        `trusted`: nothing that was written is missing, so full segments need not be read. Settings of topics are not
+        known yet.
+        """
         self._disk.mkdir(self._folder)
         sweep_deleted(self._disk, self._folder)
         for name in sorted(self._disk.listdir(self._folder)):
@@ -46,13 +52,18 @@ class Logs:
                 _logger.warning("%s/%s is not a partition's folder: ignored", self._folder, name)
                 continue
             key = PartitionKey(bytes.fromhex(match[1]), int(match[2]))
-            log = self._open[key] = PartitionLog.open(self._disk, f"{self._folder}/{name}", self._config)
+            log = self._open[key] = PartitionLog.open(self._disk, f"{self._folder}/{name}", self._config, trusted)
             if log.recovery.truncated_bytes:
                 _logger.info("%s: cut a torn tail of %d bytes", name, log.recovery.truncated_bytes)
             if log.recovery.corrupt:
                 _logger.error("%s: damaged; put aside %s", name, ", ".join(log.recovery.quarantined))
                 self._damaged.add(key)
             yield key, view(log)
+
+    @property
+    def memory(self) -> Files:
+        """Where the logs of memory topics lie."""
+        return self._memory
 
     @property
     def damaged(self) -> list[PartitionKey]:
@@ -65,20 +76,28 @@ class Logs:
                 self._open[key].corruption_registered()
         self._damaged.clear()
 
-    def open(self, key: PartitionKey, storage: str) -> PartitionLog:
+    def open(self, key: PartitionKey, storage: str, config: Mapping[str, str]) -> PartitionLog:
         name = f"{key.topic_id.hex()}-{key.partition}"
+        settings = settings_of(config, self._config)
         if storage == "memory":
-            log = PartitionLog.open(self._memory, name, self._config)
+            log = PartitionLog.open(self._memory, name, self._config, settings=settings)
         else:
-            log = PartitionLog.open(self._disk, f"{self._folder}/{name}", self._config)
+            log = PartitionLog.open(self._disk, f"{self._folder}/{name}", self._config, settings=settings)
         self._open[key] = log
         return log
+
+    def configure(self, key: PartitionKey, config: Mapping[str, str]) -> None:
+        """The settings of the topic that this log belongs to."""
+        self._open[key].configure(settings_of(config, self._config))
 
     def __getitem__(self, key: PartitionKey) -> PartitionLog:
         return self._open[key]
 
     def get(self, key: PartitionKey) -> PartitionLog | None:
         return self._open.get(key)
+
+    def __iter__(self) -> Iterator[PartitionKey]:
+        return iter(self._open)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -102,8 +121,8 @@ class Logs:
 def view(log: PartitionLog) -> LogView:
     """The log as the core sees it. Nothing above the log start is known to be committed until a leader says so."""
     epochs, producers = history(log)
-    return LogView(log.log_start, log.log_end, log.durable_end, epochs, producers, log.log_start)
+    return LogView(log.log_start, log.log_end, log.durable_end, epochs, producers, log.log_start, log.first_offset)
 
 
 def history(log: PartitionLog) -> tuple[Epochs, Producers]:
-    return Epochs(log.epochs), Producers(log.headers(log.log_start))
+    return Epochs(log.epochs), log.producers.copy()

@@ -19,8 +19,19 @@ from typing import NamedTuple
 import msgspec
 
 from zmqueue.broker.raft_snapshots import SNAPSHOT_FILE, Snapshot, load_snapshot
+from zmqueue.core.commands import CreateTopic, decode
+from zmqueue.core.metadata import ClusterState
 from zmqueue.errors import CorruptLog, WrongCluster
-from zmqueue.log.journal import JOURNAL_FILE, VOTE_FILE, Journal, pack_checked, read_checked, replace_file, sync_folder
+from zmqueue.log.journal import (
+    JOURNAL_FILE,
+    VOTE_FILE,
+    Journal,
+    pack_checked,
+    read_checked,
+    read_entries,
+    replace_file,
+    sync_folder,
+)
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +39,8 @@ META_FILE = "meta"
 LEARNER_FOLDER = "learner"
 RESERVE_FILE = "reserve"
 LOW_DISK_FRACTION = 0.05
+REGULAR = b"\x00"
+"""PySyncObj's first byte of a command that is not its own."""
 
 _META_MAGIC = b"ZMQRAFTM"
 
@@ -76,6 +89,25 @@ def _read_meta(folder: Path) -> _Meta:
         return msgspec.json.decode(read_checked(folder / META_FILE, _META_MAGIC), type=_Meta)
     except msgspec.MsgspecError as error:
         raise CorruptLog(f"{folder / META_FILE}: {error}") from error
+
+
+def topic_names(folder: Path) -> dict[bytes, str]:
+    """The topics that snapshot and journal tell of, by id. For reading beside a broker or without.
+
+    Also those that were deleted, refused or never committed: no folder of a partition has their id.
+    """
+    names: dict[bytes, str] = {}
+    snapshot = load_snapshot(folder / SNAPSHOT_FILE)
+    if snapshot is not None:
+        state = ClusterState()
+        state.load(snapshot.state)
+        names = {topic_id: topic.name for topic_id, topic in state.topics.items()}
+    for entry, _, _ in read_entries(folder)[0]:
+        if entry[:1] == REGULAR:
+            command = decode(entry[1:]).command
+            if isinstance(command, CreateTopic):
+                names[command.topic_id] = command.name
+    return names
 
 
 class Storage(NamedTuple):

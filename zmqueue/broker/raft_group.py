@@ -30,6 +30,7 @@ from pysyncobj.config import FAIL_REASON, SyncObjConf
 from pysyncobj.monotonic import monotonic
 from pysyncobj.node import Node
 
+from zmqueue.broker.raft_folder import REGULAR
 from zmqueue.broker.raft_snapshots import Snapshots
 from zmqueue.broker.raft_transport import Message, Poller, Transport
 from zmqueue.config import RaftConfig
@@ -45,9 +46,6 @@ CONNECTION_RETRY_S = 0.5
 
 _LEADER_FALLBACK_S = 1.5
 _COMPACTION_S = 300.0
-
-REGULAR = b"\x00"
-"""PySyncObj's first byte of a command that is not its own."""
 
 
 def _refuse_pickle(*_: object) -> None:

@@ -16,11 +16,15 @@ import time
 from collections import deque
 from pathlib import Path
 
+from zmqueue.broker.compaction import CompactionChore
 from zmqueue.broker.executor import Executor, Fatal
 from zmqueue.broker.handlers import Handlers, own_status
+from zmqueue.broker.indexing import IndexChore
 from zmqueue.broker.logs import Logs
+from zmqueue.broker.maintenance import Chore, Maintenance
 from zmqueue.broker.peers import PeerEvents, Peers
 from zmqueue.broker.raft import Outcome, ProposalOutcome, RaftNode
+from zmqueue.broker.workers import Workers
 from zmqueue.config import ClusterFile, Config
 from zmqueue.core import commands as c
 from zmqueue.core.cluster import Applied
@@ -71,7 +75,7 @@ class Broker:
         self._waker = Waker()
         self._transport.watch(self._waker.fileno(), self._waker.clear)
         self._logs = Logs(path, config.log, self._waker.wake)
-        found = list(self._logs.recover())
+        found = list(self._logs.recover(trusted=not self._folder.unclean))
         state = ClusterState()
         self._machine = _Machine(state)
         self.node = Node(cluster.cluster_id, self._registration(cluster, broker), state, config)
@@ -93,6 +97,11 @@ class Broker:
         self._handlers.bind(socket)
         self._peers = Peers(self._transport, cluster, broker, config, self._peer_events())
         self._executor.bind(self._peers, self._handlers)
+        self._workers = Workers(self._transport, config.log, self._logs.memory, now_ms)
+        chores: list[Chore] = [CompactionChore(config.log, wall_ms), IndexChore(wall_ms)]
+        self._maintenance = Maintenance(
+            self.node, self._logs, config.log, self._executor.run, wall_ms, chores, self._workers
+        )
         self._raft = RaftNode(
             broker_id=broker,
             members={member.id: (member.host, member.raft) for member in cluster.members},
@@ -167,6 +176,8 @@ class Broker:
             self._tick_raft()
         self._handlers.fetches.on_tick(now)
         self._executor.run(self.node.step(now))
+        self._maintenance.on_tick(now)
+        self._workers.on_tick(now)
         self._executor.end_turn()
 
     def _tick_raft(self) -> None:
@@ -230,6 +241,7 @@ class Broker:
 
     def close(self, clean: bool) -> None:
         self._raft.close()
+        self._workers.close()
         self._logs.close()
         self._transport.close(LINGER_MS if clean else 0)
         self._waker.close()
@@ -239,3 +251,8 @@ class Broker:
 def now_ms() -> int:
     """Monotonic, so that a changed wall clock touches nothing."""
     return time.monotonic_ns() // 1_000_000
+
+
+def wall_ms() -> int:
+    """The time of day, as records carry it: for what is about their age, and nothing else."""
+    return time.time_ns() // 1_000_000

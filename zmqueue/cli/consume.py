@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from heapq import merge
+from itertools import islice
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 
 from zmqueue.cli.options import Choices, Failed, bootstrap_option
+from zmqueue.cli.records import as_line, record_fields
 
 if TYPE_CHECKING:
     from zmqueue.model import ConsumerRecord, TopicPartition
 
 POLL_MS = 200
+PAGE = 500
 Write = Callable[["ConsumerRecord"], bytes]
 
 
@@ -28,7 +30,7 @@ class Where(NamedTuple):
     number: int = 0
 
 
-def parse_where(text: str) -> Where:
+def parse_where(text: str, option: str = "-o") -> Where:
     if text in ("start", "end"):
         return Where("start" if text == "start" else "end")
     if re.fullmatch(r"[0-9]{1,18}", text):
@@ -36,18 +38,20 @@ def parse_where(text: str) -> Where:
     if re.fullmatch(r"-[0-9]{1,18}", text):
         return Where("back", int(text[1:]))
     if text.startswith("@"):
-        return Where("time", parse_time_ms(text[1:]))
-    raise click.UsageError(f"-o {text!r} is none of start, end, N, -N, @TIME")
+        return Where("time", parse_time_ms(text[1:], option))
+    raise click.UsageError(f"{option} {text!r} is none of start, end, N, -N, @TIME")
 
 
-def parse_time_ms(text: str) -> int:
+def parse_time_ms(text: str, option: str = "-o") -> int:
     """Milliseconds since 1970, or ISO 8601; local time if it names no zone."""
     if re.fullmatch(r"[0-9]{1,15}", text):
         return int(text)
     try:
         return int(datetime.fromisoformat(text).astimezone(UTC).timestamp() * 1000)
     except (ValueError, OverflowError):
-        raise click.UsageError(f"-o @{text}: not milliseconds and not a time such as 2025-01-31T12:00:00Z") from None
+        raise click.UsageError(
+            f"{option} @{text}: not milliseconds and not a time such as 2025-01-31T12:00:00Z"
+        ) from None
 
 
 # -- formats -----------------------------------------------------------------------------------------------------
@@ -85,26 +89,7 @@ def compile_format(text: str) -> Write:
 
 
 def as_json(record: ConsumerRecord) -> bytes:
-    fields = {
-        "topic": record.topic,
-        "partition": record.partition,
-        "offset": record.offset,
-        "timestamp": record.timestamp,
-        "key": readable(record.key),
-        "value": readable(record.value),
-        "headers": [[name, readable(value)] for name, value in record.headers or ()],
-    }
-    return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
-
-
-def readable(raw: bytes | None) -> Any:
-    """Text where it is UTF-8, else base64, so that nothing is lost."""
-    if raw is None:
-        return None
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(raw).decode()}
+    return as_line({"topic": record.topic, "partition": record.partition, **record_fields(record)})
 
 
 # -- the command -------------------------------------------------------------------------------------------------
@@ -116,10 +101,9 @@ def readable(raw: bytes | None) -> Any:
     "-o",
     "--offset",
     "where",
-    default="end",
-    show_default=True,
     metavar="start|end|N|-N|@TIME",
-    help="Where to begin: an end, an offset, N before the end (per partition), or a time (ISO or ms).",
+    help="Where to begin: an end, an offset, N before the end (per partition), or a time (ISO or ms).  "
+    "[default: end; with --where: start]",
 )
 @click.option(
     "-p",
@@ -131,6 +115,15 @@ def readable(raw: bytes | None) -> Any:
 )
 @click.option("-n", "--count", type=click.IntRange(min=1), help="Stop after so many records.")
 @click.option("-e", "--exit-at-end", is_flag=True, help="Stop at what was the end when the command started.")
+@click.option(
+    "--where",
+    "value",
+    metavar="VALUE",
+    help="Only records with this value in the field that the topic is indexed by (index.secondary); stops at the end.",
+)
+@click.option(
+    "--reverse", is_flag=True, help="The newest first: what lies before -o, back to the start. It stops there."
+)
 @click.option(
     "-f",
     "--format",
@@ -145,10 +138,12 @@ def readable(raw: bytes | None) -> Any:
 def consume(
     choices: Choices,
     topic: str,
-    where: str,
+    where: str | None,
     partitions: tuple[int, ...],
     count: int | None,
     exit_at_end: bool,
+    value: str | None,
+    reverse: bool,
     format_: str,
 ) -> None:
     """Print the records of TOPIC.
@@ -159,7 +154,9 @@ def consume(
     from zmqueue.model import TopicPartition, check_topic_name
 
     check_topic_name(topic, internal=True)
-    begin = parse_where(where)
+    if value is not None and reverse:
+        raise click.UsageError("--where and --reverse do not go together")
+    begin = parse_where(where or ("end" if value is None else "start"))
     write = as_json if format_ == "json" else compile_format(format_)
     bootstrap = choices.reachable_bootstrap()
 
@@ -173,6 +170,12 @@ def consume(
         if missing:
             raise Failed(3, f"topic {topic!r} has no partition {missing[0]}: there are 0 to {max(known)}")
         assigned = [TopicPartition(topic, number) for number in sorted(set(partitions) or set(known))]
+        if value is not None:
+            copy_matching(consumer, assigned, begin, value, count, write, sys.stdout.buffer)
+            return
+        if reverse:
+            copy_backward(consumer, assigned, begin, count, write, sys.stdout.buffer)
+            return
         consumer.assign(assigned)
         seek(consumer, assigned, begin)
         ends = consumer.end_offsets(assigned) if exit_at_end else None
@@ -185,20 +188,70 @@ def seek(consumer: Any, assigned: list[TopicPartition], begin: Where) -> None:
             consumer.seek_to_beginning(*assigned)
         case "end":
             consumer.seek_to_end(*assigned)
-        case "at":
-            for partition in assigned:
-                consumer.seek(partition, begin.number)
-        case "back":
-            first, ends = consumer.beginning_offsets(assigned), consumer.end_offsets(assigned)
-            for partition in assigned:
-                consumer.seek(partition, max(first[partition], ends[partition] - begin.number))
-        case "time":
-            found = consumer.offsets_for_times(dict.fromkeys(assigned, begin.number))
-            for partition in assigned:
-                if found.get(partition) is None:  # nothing is that young
+        case _:
+            for partition, offset in offsets_at(consumer, assigned, begin).items():
+                if offset is None:  # nothing is that young
                     consumer.seek_to_end(partition)
                 else:
-                    consumer.seek(partition, found[partition].offset)
+                    consumer.seek(partition, offset)
+
+
+def offsets_at(consumer: Any, assigned: list[TopicPartition], begin: Where) -> dict[TopicPartition, int | None]:
+    """Offsets of a place; None is the end."""
+    match begin.kind:
+        case "start":
+            return dict.fromkeys(assigned, 0)
+        case "end":
+            return dict.fromkeys(assigned, None)
+        case "at":
+            return dict.fromkeys(assigned, begin.number)
+        case "back":
+            first, ends = consumer.beginning_offsets(assigned), consumer.end_offsets(assigned)
+            return {each: max(first[each], ends[each] - begin.number) for each in assigned}
+        case "time":
+            found = consumer.offsets_for_times(dict.fromkeys(assigned, begin.number))
+            return {each: None if (at := found.get(each)) is None else at.offset for each in assigned}
+
+
+def copy_matching(
+    consumer: Any,
+    assigned: list[TopicPartition],
+    begin: Where,
+    value: str,
+    count: int | None,
+    write: Write,
+    out: IO[bytes],
+) -> None:
+    """Prints the records with a value, by partition."""
+    wanted = value.encode(errors="surrogateescape")
+    left = count
+    for partition, offset in offsets_at(consumer, assigned, begin).items():
+        while offset is not None and left != 0:
+            limit = PAGE if left is None else min(PAGE, left)
+            found = consumer.find(partition.topic, wanted, [partition.partition], limit, {partition: offset})
+            out.write(b"".join(map(write, found)))
+            out.flush()
+            left = None if left is None else left - len(found)
+            offset = found[-1].offset + 1 if len(found) == limit else None
+
+
+def copy_backward(
+    consumer: Any, assigned: list[TopicPartition], begin: Where, count: int | None, write: Write, out: IO[bytes]
+) -> None:
+    """Prints records from the newest to the oldest; those of several partitions by their timestamps."""
+
+    def pages(partition: TopicPartition, before: int | None) -> Iterator[ConsumerRecord]:
+        page = PAGE if count is None else min(PAGE, count)
+        while records := consumer.read_backward(partition, before, page):
+            yield from records
+            before = records[-1].offset
+            out.flush()
+
+    starts = offsets_at(consumer, assigned, begin)
+    newest_first = merge(*(pages(*each) for each in starts.items()), key=lambda record: -record.timestamp)
+    for record in islice(newest_first, count):
+        out.write(write(record))
+    out.flush()
 
 
 def copy(

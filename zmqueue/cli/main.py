@@ -38,6 +38,9 @@ COMMANDS = {
     "topic": "zmqueue.cli.topic:topic",
     "produce": "zmqueue.cli.produce:produce",
     "consume": "zmqueue.cli.consume:consume",
+    "export": "zmqueue.cli.transfer:export",
+    "import": "zmqueue.cli.transfer:import_",
+    "log": "zmqueue.cli.log:log",
     "config": "zmqueue.cli.settings:config",
     "version": "zmqueue.cli.main:version",
 }

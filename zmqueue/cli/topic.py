@@ -1,4 +1,4 @@
-"""`topic create|ls|describe|rm|recover`."""
+"""`topic create|ls|describe|alter|delete-records|rm|recover`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zmqueue.cli.options import Choices, Failed, bootstrap_option, output_option
 @click.group()
 @bootstrap_option
 def topic() -> None:
-    """Create, list, describe, remove and recover topics."""
+    """Create, list, describe, alter, empty, remove and recover topics."""
 
 
 def _admin(choices: Choices) -> Any:
@@ -137,6 +137,58 @@ def _partition_row(partition: dict[str, Any]) -> tuple[str, ...]:
         "-" if start is None else str(start),
         "-" if end is None else str(end),
     )
+
+
+@topic.command()
+@click.argument("name")
+@click.option("-c", "--config", "pairs", multiple=True, metavar="KEY=VALUE", help="Set this; repeatable.")
+@click.option("--unset", multiple=True, metavar="KEY", help="Back to the default; repeatable.")
+@bootstrap_option
+@output_option
+@click.pass_obj
+def alter(choices: Choices, name: str, pairs: tuple[str, ...], unset: tuple[str, ...]) -> None:
+    """Change settings of topic NAME. They hold at once; those about segments, from the next segment on."""
+    from zmqueue.cli.output import result
+
+    changes: dict[str, str | None] = dict(parse_settings(pairs))
+    for key in unset:
+        if key in changes:
+            raise click.UsageError(f"{key} is both set and unset")
+        changes[key] = None
+    if not changes:
+        raise click.UsageError("nothing to change: give -c KEY=VALUE or --unset KEY")
+    with _admin(choices) as admin:
+        config = admin.alter_topic_config(name, changes)
+    given = ", ".join(f"{key}={value}" for key, value in sorted(config.items())) or "all settings at their defaults"
+    result(choices, {"name": name, "action": "alter", "config": dict(config)}, f"{name}: {given}")
+
+
+@topic.command("delete-records")
+@click.argument("name")
+@click.option("-p", "--partition", type=click.IntRange(min=0), required=True)
+@click.option(
+    "--before",
+    type=click.IntRange(min=-1),
+    required=True,
+    metavar="OFFSET",
+    help="The first record to keep; -1 deletes all that consumers may read.",
+)
+@click.option("--yes", is_flag=True, help="Required: the records are gone for good.")
+@bootstrap_option
+@output_option
+@click.pass_obj
+def delete_records(choices: Choices, name: str, partition: int, before: int, yes: bool) -> None:
+    """Delete the records of one partition of topic NAME that lie before an offset."""
+    from zmqueue.cli.output import result
+    from zmqueue.model import TopicPartition
+
+    if not yes:
+        what = "all records" if before == -1 else f"the records before offset {before}"
+        raise click.UsageError(f"this deletes {what} of {name}-{partition}: confirm with --yes")
+    with _admin(choices) as admin:
+        (log_start,) = admin.delete_records({TopicPartition(name, partition): before}).values()
+    found = {"name": name, "action": "delete-records", "partition": partition, "log_start": log_start}
+    result(choices, found, f"{name}-{partition} begins at offset {log_start}")
 
 
 @topic.command("rm")

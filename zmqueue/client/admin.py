@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -27,10 +27,11 @@ from zmqueue.errors import (
     LeaderNotAvailable,
     MetadataUnavailable,
     NoBrokersAvailable,
+    StaleCommand,
     UnknownTopicOrPartition,
     ZmqueueError,
 )
-from zmqueue.model import NO_BROKER, check_topic_name
+from zmqueue.model import NO_BROKER, TopicPartition, check_topic_name
 from zmqueue.wire import messages
 from zmqueue.wire.frames import Operation
 
@@ -146,6 +147,67 @@ class Admin:
         except UnknownTopicOrPartition:
             if not doubts:
                 raise UnknownTopicOrPartition(f"no topic {name!r}") from None
+
+    def alter_topic_config(self, name: str, changes: Mapping[str, str | None]) -> dict[str, str]:
+        """Change settings of a topic, None taking one back to its default; its settings as they are then.
+
+        Raises InvalidConfig. Others who change settings at the same time are not overridden: each change is made to
+        settings that were seen, and looked at again if they were others by then.
+        """
+        check_topic_name(name, internal=True)
+        wanted = {str(key): None if value is None else str(value) for key, value in changes.items()}
+        deadline = time.monotonic() + self._timeout_s
+        doubts: list[ZmqueueError] = []
+        while True:
+            view = self._find(name, min(deadline, time.monotonic() + NOT_FOUND_S), deadline)
+            if doubts and all(view.config.get(key) == value for key, value in wanted.items()):
+                return view.config
+            request = messages.AlterTopicRequest(name, view.topic_id, view.config_version, wanted)
+            try:
+                self._command(Operation.ALTER_TOPIC, request, deadline, doubts)
+                break
+            except StaleCommand:
+                if time.monotonic() >= deadline - ATTEMPT_S_MIN:
+                    raise
+                self._pause(deadline)
+        # Whoever is asked next may not have heard of it yet.
+        while view.config_version <= request.config_version and time.monotonic() < deadline - ATTEMPT_S_MIN:
+            self._pause(deadline)
+            view = self._find(name, deadline, deadline)
+        return view.config
+
+    def delete_records(self, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Delete, for good, the records of each partition below its offset; -1: all that consumers may read.
+
+        Returns the first offset that each then has. Raises OffsetOutOfRange for one beyond the high watermark; what
+        comes before it in the mapping is deleted then.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        return {
+            partition: self._delete_records(partition.topic, partition.partition, offset, deadline)
+            for partition, offset in before.items()
+        }
+
+    def _delete_records(self, name: str, number: int, offset: int, deadline: float) -> int:
+        """To whoever leads. Deleting twice does no harm, so every retriable error is one."""
+        check_topic_name(name, internal=True)
+        while True:
+            view = self._find(name, min(deadline, time.monotonic() + NOT_FOUND_S), deadline)
+            found = next((p for p in view.partitions if p.partition == number), None)
+            if found is None:
+                raise UnknownTopicOrPartition(f"topic {name} has no partition {number}")
+            request = messages.DeleteRecordsRequest(view.topic_id, number, offset)
+            try:
+                if found.leader == NO_BROKER:
+                    raise LeaderNotAvailable(f"{name}-{number} has no leader")
+                answer: messages.DeleteRecordsResponse = self._attempt(
+                    found.leader, Operation.DELETE_RECORDS, request, deadline
+                )
+                return answer.log_start
+            except ZmqueueError as error:
+                if not error.retriable or time.monotonic() >= deadline - ATTEMPT_S_MIN:
+                    raise
+            self._pause(deadline)
 
     def list_topics(self, *, internal: bool = False) -> list[str]:
         """The names of the topics; those of zmqueue itself only if asked for."""

@@ -23,16 +23,12 @@ from types import TracebackType
 from typing import Any
 
 from zmqueue.client.fetcher import RESETS, Fetcher, FetchSettings, Slot
+from zmqueue.client.lookup import RecordLookup
 from zmqueue.client.network import Answer, Network
 from zmqueue.client.offsets import OffsetLookup
 from zmqueue.client.records import Deserializer, RecordBatch, open_batches
 from zmqueue.client.routing import Router, parse_bootstrap
-from zmqueue.errors import (
-    ConfigError,
-    IllegalState,
-    RequestTimedOut,
-    ZmqueueError,
-)
+from zmqueue.errors import ConfigError, IllegalState, RequestTimedOut, ZmqueueError
 from zmqueue.model import (
     EARLIEST,
     LATEST,
@@ -121,6 +117,14 @@ class Consumer:
             ),
         )
         self._offsets = OffsetLookup(self._router, self._timeout_s, self._closing)
+        self._lookup = RecordLookup(
+            self._router,
+            self._timeout_s,
+            self._closing,
+            max_partition_fetch_bytes,
+            key_deserializer,
+            value_deserializer,
+        )
         weakref.finalize(self, self._network.stop).atexit = False
         if topics:
             self.subscribe(list(topics))
@@ -408,6 +412,25 @@ class Consumer:
         with self._fetcher.changed:
             assert slot.position is not None
             slot.seek(slot.position)
+
+    # -- without a position --------------------------------------------------------------------------------------
+
+    def find(
+        self, topic: str, value: Any, partitions: Iterable[int] | None = None, limit: int = 100, offsets: Any = None
+    ) -> list[ConsumerRecord]:
+        """The first records with this value (text, bytes, a number, a bool or None) where the topic is indexed by it.
+
+        By partition and in their order; from `offsets` (by partition) on, where given. Raises NoSuchIndex.
+        """
+        numbers = self.partitions_for_topic(topic) if partitions is None else partitions
+        wanted = [TopicPartition(topic, number) for number in sorted(numbers or ())]
+        return self._lookup.find({each: (offsets or {}).get(each, 0) for each in wanted}, value, limit)
+
+    def read_backward(
+        self, partition: TopicPartition, before: int | None = None, count: int = 1
+    ) -> list[ConsumerRecord]:
+        """The last `count` records before an offset (None: before the end), the newest first."""
+        return self._lookup.backward(_partition(partition), before, count)
 
     # -- what is there -----------------------------------------------------------------------------------------------
 

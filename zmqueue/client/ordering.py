@@ -18,6 +18,8 @@ Invariants
 
 What happens when a batch is given up:
 - refused for good (too large, corrupt, invalid): 5 holds for all behind it; they are renumbered.
+- over the quota: refused for good as well, but an earlier sending that is still on its way may find room by then. So
+  if there was one, everything that was sent fails.
 - its delivery time is over, and it was sent: it may have been written, and so may those behind it. The caller hears
   `DeliveryTimeout`, but the batch stays in the queue and goes on being resent (`reported`), so that the others can
   still succeed. Only when every batch that was sent has run out of time are all of them dropped together.
@@ -39,6 +41,7 @@ from zmqueue.errors import (
     DuplicateSequence,
     OutOfOrderSequence,
     ProducerFenced,
+    QuotaExceeded,
     UnknownProducer,
     ZmqueueError,
 )
@@ -184,7 +187,10 @@ class PartitionOrder(Generic[B]):
             return self._drop_all(error)
         if isinstance(error, UnknownProducer) and self.idempotent and batch is self._oldest():
             return self._on_unknown_producer(batch, error)
-        if error.retriable or (self.idempotent and isinstance(error, (OutOfOrderSequence, UnknownProducer))):
+        again = isinstance(error, QuotaExceeded) and self.idempotent and batch.sends > 1
+        if again and batch is self._oldest():
+            return self._give_up_sent(error)
+        if error.retriable or again or (self.idempotent and isinstance(error, (OutOfOrderSequence, UnknownProducer))):
             self._resend(batch)
             self.blocked_until = now + pause(self.failures)
             self.failures += 1

@@ -58,6 +58,7 @@ class TopicState(Struct):
     storage: str
     config: dict[str, str]
     partitions: list[PartitionState]
+    config_version: int = 0  # how often the settings were changed
 
 
 class LastCommand(Struct):

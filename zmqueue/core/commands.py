@@ -144,9 +144,12 @@ class DeleteTopic(Command, tag="delete_topic"):
 
 
 class SetConfig(Command, tag="set_config"):
+    """Change these settings of a topic, None taking one back. CAS on config_version: a late one changes nothing."""
+
     name: Name
-    min_insync_replicas: Count
-    config: dict[str, str]
+    topic_id: TopicId
+    config_version: Count
+    changes: dict[str, str | None]
 
 
 class AllocateProducerIds(Command, tag="allocate_producer_ids"):

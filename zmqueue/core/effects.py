@@ -26,10 +26,18 @@ class Effect(Struct, gc=False):
 
 
 class OpenLog(Effect):
-    """Open or create a partition's log; then `on_opened`."""
+    """Open or create a partition's log, with the settings of its topic; then `on_opened`."""
 
     key: PartitionKey
     storage: str
+    config: dict[str, str]
+
+
+class Configure(Effect):
+    """The settings of a partition's topic are these now."""
+
+    key: PartitionKey
+    config: dict[str, str]
 
 
 class CloseLog(Effect):
@@ -56,6 +64,21 @@ class Reset(Effect):
 
     key: PartitionKey
     start: int
+
+
+class DeleteBefore(Effect):
+    """Delete the records below this offset, for good; then `on_log_start`. If there is no room to do it, it is not."""
+
+    key: PartitionKey
+    offset: int
+
+
+class Adopt(Effect):
+    """Keep what the leader knows of the records before our log, which is empty and begins where the leader's does."""
+
+    key: PartitionKey
+    epoch: int
+    producers: bytes
 
 
 class Flush(Effect):
@@ -110,13 +133,17 @@ class AnswerFetch(Effect):
 
 
 class SendBatches(Effect):
-    """To a follower, with the records from this offset on, read from the log."""
+    """To a follower, with the records from this offset on, read from the log.
+
+    `fresh`: it has nothing, so with what it cannot read there: the epoch and the producers before the log's start.
+    """
 
     token: Token
     key: PartitionKey
     offset: int
     bytes_max: int
     response: ReplicaFetchResponse
+    fresh: bool = False
 
 
 class SendHeartbeat(Effect):

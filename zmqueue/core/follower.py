@@ -14,15 +14,26 @@ from __future__ import annotations
 
 from collections import deque
 
+import msgspec
+
 from zmqueue.config import ReplicationConfig
-from zmqueue.core.effects import Append, Effect, Flush, Reset, SendAck, SendFetch, Truncate
+from zmqueue.core.effects import Adopt, Append, DeleteBefore, Effect, Flush, Reset, SendAck, SendFetch, Truncate
 from zmqueue.core.log_view import LogView
+from zmqueue.core.producers import Producers
 from zmqueue.model import PartitionKey
-from zmqueue.wire.batch import Batch
+from zmqueue.wire.batch import Batch, is_void, void_from
 from zmqueue.wire.messages import BeaconRow, Push, ReplicaFetchRequest, ReplicaFetchResponse
 
 RETRY_MS = 50
 FETCH_ID_BITS = 30  # for the fetches of one leader epoch in one life; a broker epoch takes the 31 above
+
+
+def _is_state(producers: bytes) -> bool:
+    try:
+        Producers.decode(producers)
+    except msgspec.MsgspecError:
+        return False
+    return True
 
 
 class Follower:
@@ -79,20 +90,21 @@ class Follower:
             return []
         self._fetching = False
         self._fetch_due_ms = now_ms + RETRY_MS
-        if response.error:
+        if response.error or not _is_state(response.producers):
             return []
         if response.diverged_epoch >= 0 or response.diverged_end >= 0:
             if self.established:
                 return []
             return self._cut_back(response)
-        if response.log_start > self.log.log_end:
+        if response.first_offset > self.log.log_end:
             # The leader no longer has what we lack. Unestablished again: the next answer must prove agreement.
             self.established = False
-            return [Reset(self.key, response.log_start)]
+            return [Reset(self.key, response.first_offset)]
+        adopted = self._adopt(response)
         self.established = True
         self._fetch_due_ms = None
-        fresh = [batch for batch in batches if batch.header.base_offset >= self.log.log_end]
-        effects = self._append(fresh, response.high_watermark) + self._release()
+        effects = adopted + self._append(self._fresh(batches), response.high_watermark) + self._release()
+        effects += self._follow_start(response.log_start)
         if self.log.log_end < response.log_end or self._held:
             effects += self._fetch(now_ms)  # held pushes that still do not fit show a gap behind the answer
         return effects
@@ -100,12 +112,27 @@ class Follower:
     def _cut_back(self, response: ReplicaFetchResponse) -> list[Effect]:
         """To where the leader's and our own history part: the end of the last epoch that both know."""
         log = self.log
-        _, own_end = log.epochs.end_of(response.diverged_epoch, log.log_start, log.log_end)
+        _, own_end = log.epochs.end_of(response.diverged_epoch, log.first_offset, log.log_end)
         end = min(own_end, response.diverged_end)
         if end < log.log_start:
             # They part before our first record: nothing of ours is the leader's, and we start where it starts.
-            return [Reset(self.key, response.log_start)]
+            return [Reset(self.key, response.first_offset)]
         return [Truncate(self.key, end)]
+
+    def _adopt(self, response: ReplicaFetchResponse) -> list[Effect]:
+        """Our log begins empty where the leader's does: what the leader knows of the records before, we cannot read."""
+        log = self.log
+        if not response.producers or not log.first_offset == log.log_end == response.first_offset:
+            return []
+        log.producers = Producers.decode(response.producers)
+        log.epochs.begin_at(log.first_offset, response.start_epoch)
+        return [Adopt(self.key, response.start_epoch, response.producers)]
+
+    def _follow_start(self, log_start: int) -> list[Effect]:
+        """What is deleted at the leader is deleted here, as far as we know it to be committed and have it durable."""
+        log = self.log
+        offset = min(log_start, log.high_watermark, log.durable_end)
+        return [DeleteBefore(self.key, offset)] if offset > log.log_start else []
 
     def on_truncated(self, now_ms: int) -> list[Effect]:
         """What is left is durable, but flushes under way before the cut no longer count: only a new one tells us so.
@@ -123,8 +150,7 @@ class Follower:
         if not self._continues(push):
             self._hold(push, batches)
             return self._fetch(now_ms)
-        fresh = [batch for batch in batches if batch.header.base_offset >= self.log.log_end]
-        return self._append(fresh, push.high_watermark)
+        return self._append(self._fresh(batches), push.high_watermark)
 
     def _continues(self, push: Push) -> bool:
         """Whether a push has no gap before it and, at our very end, follows the record that we have there."""
@@ -149,9 +175,20 @@ class Follower:
             self._held.popleft()
             self._held_bytes -= sum(batch.header.total_bytes for batch in batches)
             if self._continues(push):
-                fresh = [batch for batch in batches if batch.header.base_offset >= self.log.log_end]
-                effects += self._append(fresh, push.high_watermark)
+                effects += self._append(self._fresh(batches), push.high_watermark)
         return effects
+
+    def _fresh(self, batches: list[Batch]) -> list[Batch]:
+        """Those that we lack.
+
+        A batch has the same bounds in every replica, but where compaction has merged batches that lost all records:
+        of such a one we may have the first part, with records or without.
+        """
+        end = self.log.log_end
+        lacking = [batch for batch in batches if batch.header.next_offset > end]
+        if lacking and lacking[0].header.base_offset < end and is_void(lacking[0].header):
+            lacking[0] = void_from(lacking[0], end)
+        return [batch for batch in lacking if batch.header.base_offset >= end]
 
     def _append(self, batches: list[Batch], high_watermark: int) -> list[Effect]:
         """Contiguous batches at our end. Whatever does not continue the log is not appended."""
@@ -178,7 +215,8 @@ class Follower:
         if row.log_end > log.log_end:
             return self._fetch(now_ms)
         # The leader lists us as behind although we are not: an acknowledgement was lost.
-        return self._ack() if log.durable_end == log.log_end else []
+        acks = self._ack() if log.durable_end == log.log_end else []
+        return acks + self._follow_start(row.log_start)
 
     def on_flushed(self) -> list[Effect]:
         return self._ack() if self.established else []
@@ -188,6 +226,8 @@ class Follower:
 
     def on_append_failed(self, now_ms: int) -> list[Effect]:
         """The log is as it was before: ask again, a little later."""
+        if self.log.first_offset == self.log.log_end:
+            self.established = False  # perhaps it was the beginning that failed (see `_adopt`)
         self._held.clear()
         self._held_bytes = 0
         self._fetching = False

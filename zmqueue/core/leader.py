@@ -25,6 +25,7 @@ from zmqueue.core.effects import (
     AnswerFetch,
     AnswerProduce,
     Append,
+    DeleteBefore,
     Effect,
     Flush,
     ProposeIsr,
@@ -32,11 +33,15 @@ from zmqueue.core.effects import (
     SendBatches,
     Token,
 )
+from zmqueue.core.epochs import NO_EPOCH
 from zmqueue.core.lease import Lease
 from zmqueue.core.log_view import LogView
 from zmqueue.model import ACKS_ALL, ACKS_NONE, PartitionKey
 from zmqueue.wire.batch import Batch
 from zmqueue.wire.messages import BeaconRow, ProduceResult, ReplicaFetchRequest, ReplicaFetchResponse
+
+# A log start that moved is told this often, as publications may get lost. Whoever misses them all hears it by fetch.
+START_BEACONS = 10
 
 
 class Progress(Struct, gc=False):
@@ -91,6 +96,7 @@ class Leader:
         self._waiting: list[Waiting] = []  # acks=all, a heap by end
         self._waiting_flush: list[Waiting] = []  # acks=1, likewise
         self._number = 0
+        self._start_beacons = 0  # how often the log's start has yet to be told
         self._adopt(partition, min_insync)
 
     def begin(self) -> list[Effect]:
@@ -98,7 +104,9 @@ class Leader:
 
     # -- producing -----------------------------------------------------------------------------------------------
 
-    def on_produce(self, token: Token, batch: Batch, acks: int, deadline_ms: int, now_ms: int) -> list[Effect]:
+    def on_produce(
+        self, token: Token, batch: Batch, acks: int, deadline_ms: int, now_ms: int, *, over_quota: bool = False
+    ) -> list[Effect]:
         header, log = batch.header, self.log
         if acks == ACKS_ALL:
             if len(self.isr) < self.min_insync:
@@ -112,6 +120,8 @@ class Leader:
                 return self._refuse(token, error.code)
             if written is not None:
                 return self._wait(token, written.base_offset, written.next_offset, acks, deadline_ms)
+        if over_quota:
+            return self._refuse(token, errors.QuotaExceeded.code)
         prev_epoch = log.epochs.last
         base = header.base_offset = log.log_end
         header.leader_epoch = self.epoch
@@ -206,18 +216,22 @@ class Leader:
         known = self.followers.get(fetch.broker)
         if known is not None and fetch.broker_epoch < known.broker_epoch:
             return [self._reject(token, fetch, errors.FencedEpoch.code)]
-        if fetch.log_end < log.log_start:
-            # What it lacks is gone here: it starts anew at our log start, and its position means nothing yet.
+        if fetch.log_end < log.first_offset:
+            # What it lacks is gone here: it starts anew where we start, and its position means nothing yet.
             return [AnswerFetch(token, self._response(fetch))]
-        epoch, end = log.epochs.end_of(fetch.last_epoch, log.log_start, log.log_end)
+        epoch, end = log.epochs.end_of(fetch.last_epoch, log.first_offset, log.log_end)
         if epoch < fetch.last_epoch or end < fetch.log_end:
             response = self._response(fetch)
             response.diverged_epoch, response.diverged_end = epoch, end
             return [AnswerFetch(token, response)]
-        self._progress(fetch.broker, fetch.broker_epoch, fetch.durable_end, now_ms)
+        fresh = fetch.last_epoch == NO_EPOCH and fetch.log_end == log.first_offset > 0
+        if not fresh:
+            # One that has nothing counts when it acknowledges: until then it lacks what this answer tells it of
+            # producers, and as a leader would not know them.
+            self._progress(fetch.broker, fetch.broker_epoch, fetch.durable_end, now_ms)
         effects = self._advance()
         response = self._response(fetch)
-        effects.append(SendBatches(token, self.key, fetch.log_end, fetch.bytes_max, response))
+        effects.append(SendBatches(token, self.key, fetch.log_end, fetch.bytes_max, response, fresh))
         return effects + self._expand(fetch.broker)
 
     def _progress(self, broker: int, broker_epoch: int, end: int, now_ms: int) -> bool:
@@ -252,6 +266,7 @@ class Leader:
             high_watermark=self.log.high_watermark,
             log_start=self.log.log_start,
             log_end=self.log.log_end,
+            first_offset=self.log.first_offset,
         )
 
     def _reject(self, token: Token, fetch: ReplicaFetchRequest, code: int) -> AnswerFetch:
@@ -262,7 +277,12 @@ class Leader:
     def beacon(self) -> tuple[BeaconRow, bool]:
         """What to tell followers, and whether all of them that live know it already."""
         log = self.log
-        row = BeaconRow(self.key.topic_id, self.key.partition, self.epoch, log.log_end, log.high_watermark)
+        row = BeaconRow(
+            self.key.topic_id, self.key.partition, self.epoch, log.log_end, log.high_watermark, log.log_start
+        )
+        if self._start_beacons:
+            self._start_beacons -= 1
+            return row, False
         for replica in self.replicas:
             broker = self._brokers.get(replica)
             if replica == self.broker or broker is None or broker.fenced:
@@ -271,6 +291,22 @@ class Leader:
             if progress is None or progress.acked_end < log.log_end:
                 return row, False
         return row, True
+
+    # -- the log's start -----------------------------------------------------------------------------------------
+
+    def on_delete_records(self, offset: int, now_ms: int) -> list[Effect]:
+        """Delete what lies below `offset`, -1 for all that is committed. Raises OffsetOutOfRange, LeaseExpired."""
+        log = self.log
+        if not self._lease.writable(now_ms):
+            raise errors.LeaseExpired()
+        end = min(log.high_watermark, log.durable_end)
+        offset = end if offset == -1 else offset
+        if not 0 <= offset <= end:
+            raise errors.OffsetOutOfRange(f"offset {offset} is not in {log.log_start}..{end}")
+        return [DeleteBefore(self.key, offset)] if offset > log.log_start else []
+
+    def on_log_start(self) -> None:
+        self._start_beacons = START_BEACONS
 
     # -- the ISR -------------------------------------------------------------------------------------------------
 

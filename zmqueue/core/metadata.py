@@ -21,6 +21,7 @@ from typing import Any
 
 from zmqueue import errors
 from zmqueue.core import commands as c
+from zmqueue.core import topic_config
 from zmqueue.core.cluster import Applied, BrokerState, Cluster, Event, LastCommand, PartitionState, TopicState
 from zmqueue.core.placement import place
 from zmqueue.errors import ZmqueueError
@@ -257,10 +258,7 @@ class ClusterState(Cluster):
             raise errors.InvalidReplicationFactor(
                 f"replication factor {command.replication_factor} with {len(live)} live brokers"
             )
-        if not 1 <= command.min_insync_replicas <= command.replication_factor:
-            raise errors.InvalidConfig(
-                f"min.insync.replicas={command.min_insync_replicas} must be in 1..{command.replication_factor}"
-            )
+        topic_config.check_min_insync(command.min_insync_replicas, command.replication_factor)
         topic = TopicState(
             name=command.name,
             topic_id=command.topic_id,
@@ -309,12 +307,14 @@ class ClusterState(Cluster):
 
     def _set_config(self, command: c.SetConfig) -> None:
         topic = self._topic(command.name)
-        if not 1 <= command.min_insync_replicas <= topic.replication_factor:
-            raise errors.InvalidConfig(
-                f"min.insync.replicas={command.min_insync_replicas} must be in 1..{topic.replication_factor}"
-            )
-        topic.config = dict(command.config)
-        topic.min_insync_replicas = command.min_insync_replicas
+        if (command.topic_id, command.config_version) != (topic.topic_id, topic.config_version):
+            raise errors.StaleCommand(f"the settings of topic {topic.name!r} have changed meanwhile")
+        config = topic_config.altered(topic.config, command.changes)
+        floor = topic_config.min_insync_replicas(config, topic.replication_factor, topic.storage)
+        topic_config.check_min_insync(floor, topic.replication_factor)
+        topic.config = config
+        topic.config_version += 1
+        topic.min_insync_replicas = floor
         for number, partition in enumerate(topic.partitions):
             self._update_elr(topic, partition, set())
             self._changed(PartitionKey(topic.topic_id, number), partition)

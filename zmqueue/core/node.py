@@ -24,6 +24,7 @@ from zmqueue.core.effects import (
     AnswerProduce,
     Ask,
     CloseLog,
+    Configure,
     Effect,
     Flush,
     Halt,
@@ -73,6 +74,7 @@ class Node:
         self._controller = Controller(self.broker, state, self._config, config.raft)
         self._opening: dict[PartitionKey, None] = {}
         self._logs: dict[PartitionKey, LogView] = {}
+        self._configs: dict[PartitionKey, dict[str, str]] = {}  # the settings that each log has
         self._wishes: dict[PartitionKey, c.IsrChange] = {}  # ISR changes not yet put into a command
         self._active: dict[PartitionKey, None] = {}  # partitions to which time matters
         self._news: dict[PartitionKey, None] = {}  # partitions whose followers may not know everything
@@ -201,19 +203,25 @@ class Node:
             self._logs.pop(key, None)
             return [*(replica.close() if replica else ()), CloseLog(key, delete=True)]
         replica = self.replicas.get(key)
+        topic = self.state.topics[key.topic_id]
         if replica is None:
             log = self._logs.get(key)
             if log is None:
                 if key in self._opening:
                     return []
                 self._opening[key] = None
-                return [OpenLog(key, self.state.topics[key.topic_id].storage)]
+                self._configs[key] = topic.config
+                return [OpenLog(key, topic.storage, topic.config)]
             replica = self.replicas[key] = Replica(
                 key, self.broker, self.cluster_id, log, self.state, self._lease, self._config
             )
         self._active[key] = None
         self._news[key] = None
-        return self._settle(replica.on_metadata(now_ms))
+        effects: list[Effect] = []
+        if self._configs.get(key) != topic.config:
+            self._configs[key] = topic.config
+            effects.append(Configure(key, topic.config))
+        return effects + self._settle(replica.on_metadata(now_ms))
 
     def on_opened(self, key: PartitionKey, log: LogView, now_ms: int) -> list[Effect]:
         self._opening.pop(key, None)
@@ -226,7 +234,7 @@ class Node:
         self._proposer.ask(c.ReplicaLost(self.broker, self.epoch, c.PartitionRef(key.topic_id, key.partition)))
 
     def _forget(self, key: PartitionKey) -> None:
-        for table in (self._wishes, self._active, self._news, self._opening):
+        for table in (self._wishes, self._active, self._news, self._opening, self._configs):
             table.pop(key, None)
 
     def _settle(self, effects: list[Effect]) -> list[Effect]:
@@ -260,14 +268,23 @@ class Node:
     # -- records -------------------------------------------------------------------------------------------------
 
     def on_produce(
-        self, key: PartitionKey, token: Token, batch: Batch, acks: int, deadline_ms: int, now_ms: int
+        self,
+        key: PartitionKey,
+        token: Token,
+        batch: Batch,
+        acks: int,
+        deadline_ms: int,
+        now_ms: int,
+        *,
+        over_quota: bool = False,
     ) -> list[Effect]:
+        """`over_quota`: the log is as large as its topic allows, and takes only what it has already."""
         replica = self.replicas.get(key)
         if replica is None:
             return [AnswerProduce(token, self._elsewhere(key))]
         self._active[key] = None
         self._news[key] = None
-        return replica.on_produce(token, batch, acks, deadline_ms, now_ms)
+        return replica.on_produce(token, batch, acks, deadline_ms, now_ms, over_quota=over_quota)
 
     def _elsewhere(self, key: PartitionKey) -> ProduceResult:
         partition = self.state.partition(key)
@@ -284,11 +301,35 @@ class Node:
             return []
         return self._settle(replica.on_flushed(durable_end, now_ms))
 
+    def on_delete_records(self, key: PartitionKey, offset: int, now_ms: int) -> list[Effect]:
+        """Raises what the client has to hear instead."""
+        replica = self.replicas.get(key)
+        if replica is None or replica.leading is None:
+            raise errors.UnknownTopicId() if self.state.partition(key) is None else errors.NotLeader()
+        return replica.leading.on_delete_records(offset, now_ms)
+
+    def on_log_start(self, key: PartitionKey, log_start: int, first_offset: int) -> list[Effect]:
+        """Records of our log below this offset are deleted, by retention, by a client, or as the leader has."""
+        replica = self.replicas.get(key)
+        if replica is not None:
+            self._news[key] = None
+            replica.on_log_start(log_start, first_offset)
+        elif key in self._logs:
+            self._logs[key].start_at(log_start, first_offset)
+        return []
+
     def on_truncated(
-        self, key: PartitionKey, log_start: int, log_end: int, epochs: Epochs, producers: Producers, now_ms: int
+        self,
+        key: PartitionKey,
+        log_start: int,
+        log_end: int,
+        epochs: Epochs,
+        producers: Producers,
+        now_ms: int,
+        first_offset: int = -1,
     ) -> list[Effect]:
         replica = self.replicas[key]
-        return self._settle(replica.on_truncated(log_start, log_end, epochs, producers, now_ms))
+        return self._settle(replica.on_truncated(log_start, log_end, epochs, producers, now_ms, first_offset))
 
     def on_append_failed(
         self, key: PartitionKey, code: int, log_end: int, epochs: Epochs, producers: Producers, now_ms: int

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
 from msgspec import Struct, field
 
 from zmqueue import errors
@@ -19,14 +20,14 @@ REMEMBERED = 8
 PRODUCERS_MAX = 10_000
 
 
-class Written(Struct, gc=False):
+class Written(Struct, array_like=True, gc=False):
     first_sequence: int
     last_sequence: int
     base_offset: int
     next_offset: int
 
 
-class Producer(Struct):
+class Producer(Struct, array_like=True):
     epoch: int
     batches: list[Written] = field(default_factory=list)
 
@@ -78,6 +79,29 @@ class Producers:
             del producer.batches[0]
         if len(self._producers) > PRODUCERS_MAX:
             del self._producers[next(iter(self._producers))]
+
+    def last_batches(self) -> dict[int, int]:
+        """By producer, where the last batch of each begins: without it the log would not tell of that producer."""
+        return {i: producer.batches[-1].base_offset for i, producer in self._producers.items()}
+
+    def copy(self) -> Producers:
+        twin = Producers()
+        twin._producers = {i: Producer(p.epoch, p.batches.copy()) for i, p in self._producers.items()}
+        return twin
+
+    def replace(self, other: Producers) -> None:
+        self._producers = other._producers
+
+    def encode(self) -> bytes:
+        return msgspec.msgpack.encode(list(self._producers.items()))
+
+    @staticmethod
+    def decode(data: bytes) -> Producers:
+        """What `encode` gave; an empty state for no bytes. Raises msgspec.MsgspecError."""
+        found = Producers()
+        if data:
+            found._producers = dict(msgspec.msgpack.decode(data, type=list[tuple[int, Producer]]))
+        return found
 
     def __len__(self) -> int:
         return len(self._producers)

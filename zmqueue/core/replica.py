@@ -108,9 +108,11 @@ class Replica:
 
     # -- as leader -----------------------------------------------------------------------------------------------
 
-    def on_produce(self, token: Token, batch: Batch, acks: int, deadline_ms: int, now_ms: int) -> list[Effect]:
+    def on_produce(
+        self, token: Token, batch: Batch, acks: int, deadline_ms: int, now_ms: int, *, over_quota: bool = False
+    ) -> list[Effect]:
         if isinstance(self.part, Leader):
-            return self.part.on_produce(token, batch, acks, deadline_ms, now_ms)
+            return self.part.on_produce(token, batch, acks, deadline_ms, now_ms, over_quota=over_quota)
         return [AnswerProduce(token, ProduceResult(errors.NotLeader.code, -1, self.leader_epoch, self.leader))]
 
     def on_ack(self, broker: int, broker_epoch: int, row: AckRow, now_ms: int) -> list[Effect]:
@@ -173,17 +175,29 @@ class Replica:
             return self.part.on_flushed(now_ms)
         return self.part.on_flushed() if self.part else []
 
+    def on_log_start(self, log_start: int, first_offset: int) -> None:
+        """Records below this are deleted here."""
+        self.log.start_at(log_start, first_offset)
+        if isinstance(self.part, Leader):
+            self.part.on_log_start()
+
     def on_truncated(
-        self, log_start: int, log_end: int, epochs: Epochs, producers: Producers, now_ms: int
+        self,
+        log_start: int,
+        log_end: int,
+        epochs: Epochs,
+        producers: Producers,
+        now_ms: int,
+        first_offset: int = -1,
     ) -> list[Effect]:
-        self.log.restate(log_start, log_end, epochs, producers)
+        self.log.restate(log_start, log_end, epochs, producers, first_offset)
         return self.following.on_truncated(now_ms) if self.following else []
 
     def on_append_failed(
         self, code: int, log_end: int, epochs: Epochs, producers: Producers, now_ms: int
     ) -> list[Effect]:
         """Nothing of the last append is in the log. A leader that cannot write asks another to lead."""
-        self.log.restate(self.log.log_start, log_end, epochs, producers)
+        self.log.restate(self.log.log_start, log_end, epochs, producers, self.log.first_offset)
         if isinstance(self.part, Leader):
             effects = self.part.on_append_failed(code)
             if len(self.part.isr) > 1:

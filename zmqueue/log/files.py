@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ DELAY_VARIABLE = "ZMQUEUE_FSYNC_DELAY_FILE"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _BUFFERS_MAX = 1024  # IOV_MAX of Linux: one writev takes no more
 _READERS_MAX = 128
+_MAPS_MAX = 128  # each holds a descriptor
 
 
 class OpenFile:
@@ -98,6 +100,12 @@ class Files(Protocol):
     def open_append(self, path: str) -> OpenFile: ...
 
     def pread(self, path: str, count: int, position: int) -> bytes: ...
+
+    def map(self, path: str) -> memoryview:
+        """All of a file that is never changed, in memory for as long as it is asked for now and then."""
+
+    def put(self, path: str, data: bytes) -> None:
+        """A file that can be made again: new or instead of another, not synced, and whole or short after a crash."""
 
     def size(self, path: str) -> int: ...
 
@@ -219,6 +227,7 @@ class DiskFiles:
     def __init__(self, readers_max: int = _READERS_MAX) -> None:
         self._readers: OrderedDict[str, int] = OrderedDict()
         self._readers_max = readers_max
+        self._maps: OrderedDict[str, memoryview] = OrderedDict()
 
     def create(self, path: str) -> OpenFile:
         return self._open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
@@ -253,11 +262,48 @@ class DiskFiles:
         except OSError as error:
             raise translated(error, path) from error
 
+    def map(self, path: str) -> memoryview:
+        view = self._maps.get(path)
+        if view is not None:
+            self._maps.move_to_end(path)
+            return view
+        try:
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                # The mapping outlives the descriptor, and ends with the last view of it.
+                view = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise translated(error, path) from error
+        self._maps[path] = view
+        if len(self._maps) > _MAPS_MAX:
+            self._maps.popitem(last=False)
+        return view
+
+    def put(self, path: str, data: bytes) -> None:
+        self._forget(path)
+        try:
+            # Another inode than before: somebody may have the old one mapped.
+            if os.path.lexists(path):
+                os.unlink(path)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            try:
+                written = os.write(fd, data)
+                if written != len(data):
+                    raise OSError(errno.ENOSPC, f"{written} of {len(data)} bytes were written")
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise translated(error, path) from error
+
     def _forget(self, path: str) -> None:
         """Close the readers of a path, or of everything in it: the name is about to mean something else."""
         folder = path + "/"
         for name in [name for name in self._readers if name == path or name.startswith(folder)]:
             os.close(self._readers.pop(name))
+        for name in [name for name in self._maps if name == path or name.startswith(folder)]:
+            del self._maps[name]
 
     def size(self, path: str) -> int:
         try:
@@ -365,8 +411,24 @@ class DiskFiles:
         return _Flock(fd)
 
     def close(self) -> None:
+        self._maps.clear()
         while self._readers:
             os.close(self._readers.popitem()[1])
+
+
+def lock_holder(path: str) -> int | None:
+    """The process that holds a `lock`, without touching it: to try it would be in the way of a broker that starts."""
+    try:
+        inode = str(os.stat(path).st_ino)
+        held = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return None
+    for line in held:
+        # "1: FLOCK  ADVISORY  WRITE 4711 08:01:1234 0 EOF"
+        fields = line.split()
+        if len(fields) >= 6 and fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == inode:
+            return int(fields[4])
+    return None
 
 
 def open_files(storage: str = "disk", env: Mapping[str, str] = os.environ) -> Files:

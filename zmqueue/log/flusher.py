@@ -29,7 +29,8 @@ from typing import NamedTuple
 
 from zmqueue.config import Fsync
 from zmqueue.errors import StorageFailed, ZmqueueError
-from zmqueue.log.partition_log import FlushTicket, PartitionLog
+from zmqueue.log.partition_log import PartitionLog
+from zmqueue.log.ticket import FlushTicket
 
 
 class Flushed(NamedTuple):

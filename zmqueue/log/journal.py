@@ -127,6 +127,11 @@ def unpack_checked(magic: bytes, data: bytes, name: str) -> bytes:
     return payload
 
 
+def check_file(data: bytes, name: str) -> None:
+    """Prove a checked file of whatever kind."""
+    unpack_checked(data[:8], data, name)
+
+
 def read_checked(path: Path, magic: bytes) -> bytes:
     return unpack_checked(magic, _read(path), str(path))
 
@@ -196,6 +201,15 @@ def _scan(data: bytes, name: str) -> tuple[list[Entry], list[int], int]:
         if _record_at(data, behind) is not None:
             raise CorruptLog(f"{name} is damaged at byte {position}, with whole entries from byte {behind}")
     return entries, offsets, position
+
+
+def read_entries(folder: Path) -> tuple[list[Entry], int]:
+    """The entries of a journal that may be in use, and how many bytes behind the last are none. Nothing is touched."""
+    path = folder / JOURNAL_FILE
+    data = _read(path)
+    _check_header(data, str(path))
+    entries, _, end = _scan(data, str(path))
+    return entries, len(data) - end
 
 
 class Journal:

@@ -133,6 +133,14 @@ class MemoryFiles:
         del content.blocks[keep:]
         content.size = size
 
+    def map(self, path: str) -> memoryview:
+        return memoryview(read_blocks(self._content(path), self.size(path), 0))
+
+    def put(self, path: str, data: bytes) -> None:
+        if self.exists(path):
+            self.remove(path)
+        self.create(path).append([data], len(data))
+
     def _content(self, path: str) -> _Content:
         try:
             return self._contents[path]

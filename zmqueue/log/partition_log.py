@@ -1,17 +1,19 @@
 """The log of one partition: a list of segments, of which the last is appended to.
 
-Offsets are exclusive ends: records are in [log_start, log_end).
+Offsets are exclusive ends: records are in [log_start, log_end). Batches are kept whole, so the first one may begin
+before the log does, at `first_offset`.
 
 Invariants
-- log_start <= durable_end <= log_end.
+- first_offset <= log_start <= durable_end <= log_end.
 - durable_end never passes what was synced, as far as the fsync mode promises: with `always` it follows the flusher's
   tickets; with `interval` and `os`, and in memory, tickets come back at once and it follows the writes.
 - A call either changes the log as it says or, when the disk is full, leaves it as it was; StorageFailed alone leaves it
   unusable, and the broker ends.
 - A crash at any point leaves a log that `recover` opens without finding corruption, with everything below durable_end.
-  For this segments vanish from the last to the first, each synced into the folder before the next; and with `always` a
-  segment and its name are synced before its successor exists, as otherwise the successor could survive a power cut
-  that its predecessor did not, which looks like corruption.
+  For this a truncation removes segments from the last to the first, each synced into the folder before the next; a
+  deletion removes them from the first on, in any order that a crash may leave, after the start file tells that they are
+  gone; and with `always` a segment and its name are synced before its successor exists, as otherwise the successor
+  could survive a power cut that its predecessor did not, which looks like corruption.
 - `generation` counts truncations. A flush that began in another generation says nothing about the bytes of this one,
   whose offsets may be the same (rule D4).
 
@@ -21,81 +23,58 @@ All methods belong to the loop's thread. The flush thread sees FlushTickets only
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from zmqueue.config import LogConfig
-from zmqueue.core.epochs import Epochs
-from zmqueue.errors import CorruptBatch, CorruptLog, OffsetOutOfRange, StorageFull, ZmqueueError
+from zmqueue.core.epochs import NO_EPOCH, Epochs
+from zmqueue.core.producers import Producers
+from zmqueue.core.topic_config import TopicSettings, settings_of
+from zmqueue.errors import CorruptIndex, OffsetOutOfRange, StorageFull
+from zmqueue.log.clean_point import CleanPoint, drop_clean_point, load_clean_point, save_clean_point
 from zmqueue.log.files import Buffer, Files, OpenFile
-from zmqueue.log.recovery import MARKER, Recovered, Recovery, recover
-from zmqueue.log.segment import SPAN_MAX, Segment
-from zmqueue.wire.batch import HEADER_BYTES, Batch, BatchHeader, check_body, decode
+from zmqueue.log.find import Finder, Found
+from zmqueue.log.index import SPAN_MAX, load
+from zmqueue.log.orders import read_backward
+from zmqueue.log.recovery import DELETED, MARKER, Recovered, Recovery, recover, remove_folder
+from zmqueue.log.retention import Row
+from zmqueue.log.secondary import Secondary
+from zmqueue.log.seek import TimeSeek
+from zmqueue.log.segment import Segment
+from zmqueue.log.start import Start, drop_start, load_start, save_start
+from zmqueue.log.swap import Output, put_aside, put_in_place
+from zmqueue.log.ticket import FlushTicket
+from zmqueue.wire.batch import HEADER_BYTES, Batch, BatchHeader
 
-DELETED = ".deleted"
 # Where sequential readers stopped; a reader that is not found here costs a walk over a few headers.
 _HINTS_MAX = 64
 
 
-class FlushTicket:
-    """What must be synced before offsets below `end` are durable. The files are pinned until it comes back."""
-
-    __slots__ = ("_io", "end", "error", "files", "folders", "folders_version", "generation", "synced")
-
-    def __init__(
-        self,
-        io: Files,
-        generation: int,
-        end: int,
-        files: list[OpenFile],
-        folders: tuple[str, ...],
-        folders_version: int,
-    ) -> None:
-        self._io = io
-        self.generation = generation
-        self.end = end
-        self.files = files
-        self.folders = folders
-        self.folders_version = folders_version
-        self.synced = False
-        self.error: ZmqueueError | None = None
-        for file in files:
-            file.pin()
-
-    @property
-    def empty(self) -> bool:
-        """Nothing to sync: complete as it is."""
-        return not self.files and not self.folders
-
-    def sync(self) -> None:
-        """On the flush thread. Raises StorageFailed."""
-        for file in self.files:
-            file.sync()
-        for folder in self.folders:
-            self._io.fsync_dir(folder)
-        self.synced = True
-
-    def release(self) -> None:
-        """On the loop's thread: nobody will sync these files by this ticket any more."""
-        files, self.files = self.files, []
-        for file in files:
-            file.unpin()
-
-
 class PartitionLog:
-    def __init__(self, files: Files, folder: str, config: LogConfig, recovered: Recovered) -> None:
+    def __init__(
+        self, files: Files, folder: str, config: LogConfig, recovered: Recovered, settings: TopicSettings
+    ) -> None:
         self.folder = folder
         self.recovery: Recovery = recovered.recovery
         self._files = files
-        self._config = config
-        self._segment_bytes_max = min(config.segment_bytes_max, SPAN_MAX)
+        self._fsync = config.fsync
+        self.settings = settings
         self._segments: list[Segment] = recovered.segments
         self._bases = [segment.base_offset for segment in self._segments]
-        self._epochs: Epochs = recovered.epochs
+        self._deleted: list[Segment] = []  # wholly below log_start, and on the disk still
+        # The segment that is appended to, and since when it has records; known only where somebody asks.
+        self._filling: tuple[Segment, int] | None = None
+        self._found = self._segments[-1] if self._segments[-1].size else None  # with records, when the log was opened
+        self._epochs: Epochs = recovered.history.epochs
+        self._producers: Producers = recovered.history.producers
         self._hints: dict[int, tuple[Segment, int]] = {}
+        self._times = TimeSeek()
+        self.secondary = Secondary(files, folder)
         # Somebody will sync; otherwise files need not stay open for it.
         self._synced_later = not files.volatile and config.fsync != "os"
-        self.log_start = self._bases[0]
+        self.log_start = recovered.log_start
+        self.first_offset = recovered.first_offset
+        self._start_epoch = recovered.start_epoch
         self.log_end = self.durable_end = self._segments[-1].next_offset
         self.generation = 0
         # Really synced, whatever the fsync mode calls durable.
@@ -103,17 +82,50 @@ class PartitionLog:
         # Folder entries: how often they changed, and up to which change they are synced.
         self._folders_version = 1 if self.recovery.created and not files.volatile else 0
         self._folders_synced = 0
+        self.clean_point: CleanPoint = load_clean_point(files, folder)
+        self._forget_clean(self.log_end)
 
     @classmethod
-    def open(cls, files: Files, folder: str | Path, config: LogConfig, verify_from: int = 0) -> PartitionLog:
-        """Creates or recovers; `recovery` says what happened. Raises FutureFormat, StorageFailed, StorageFull."""
-        return cls(files, str(folder), config, recover(files, str(folder), config, verify_from))
+    def open(
+        cls,
+        files: Files,
+        folder: str | Path,
+        config: LogConfig,
+        trusted: bool = True,
+        settings: TopicSettings | None = None,
+    ) -> PartitionLog:
+        """Creates or recovers; `recovery` says what happened. Raises FutureFormat, StorageFailed, StorageFull.
+
+        Without `settings`, which belong to a topic that may not be known yet, the broker's defaults hold.
+        """
+        known = settings or settings_of({}, config)
+        log = cls(
+            files, str(folder), config, recover(files, str(folder), config, trusted, known.index_interval_bytes), known
+        )
+        if settings is not None:
+            log.secondary.define(settings.secondary)
+        return log
+
+    def configure(self, settings: TopicSettings) -> None:
+        """From now on; what concerns segments and their indexes, from the next segment on."""
+        self.settings = settings
+        self.secondary.define(settings.secondary)
 
     # -- what there is
 
     @property
+    def volatile(self) -> bool:
+        """It lies in memory: no other process can read it."""
+        return self._files.volatile
+
+    @property
     def size_bytes(self) -> int:
         return sum(segment.size for segment in self._segments)
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """In order, for those who read them."""
+        return self._segments
 
     @property
     def segment_count(self) -> int:
@@ -129,6 +141,11 @@ class PartitionLog:
         """The epoch of the last batch, -1 if there is none."""
         return self._epochs.last
 
+    @property
+    def producers(self) -> Producers:
+        """What each producer last wrote, including what retention has removed since."""
+        return self._producers
+
     # -- append
 
     def append(self, batches: list[Batch]) -> None:
@@ -139,6 +156,7 @@ class PartitionLog:
         headers: list[BatchHeader] = []
         buffers: list[Buffer] = []
         size = segment.size
+        size_max = min(self.settings.segment_bytes, SPAN_MAX)
         try:
             for header, body in batches:
                 assert header.base_offset == end, f"{self.folder}: batch at {header.base_offset}, log ends at {end}"
@@ -146,7 +164,7 @@ class PartitionLog:
                 assert header.body_length == len(body)
                 length = HEADER_BYTES + header.body_length
                 following = end + header.last_offset_delta + 1
-                if size and (size + length > self._segment_bytes_max or following - segment.base_offset > SPAN_MAX):
+                if size and (size + length > size_max or following - segment.base_offset > SPAN_MAX):
                     self._write(segment, headers, buffers, size)
                     segment = self._roll(end)
                     headers, buffers, size = [], [], 0
@@ -166,24 +184,48 @@ class PartitionLog:
             return
         file = segment.file or segment.opened()
         file.append(buffers, size - segment.size)
-        epochs = self._epochs
+        epochs, producers = self._epochs, self._producers
         for header in headers:
             epochs.note(header.leader_epoch, header.base_offset)
+            producers.note(header)
             segment.note(header)
         self.log_end = segment.next_offset
 
     def _roll(self, base_offset: int) -> Segment:
         full = self._segments[-1]
-        if self._config.fsync == "always" and not self._files.volatile:
+        if self._fsync == "always" and not self._files.volatile:
             self._sync()
+        segment = Segment(self._files, self.folder, base_offset, self.settings.index_interval_bytes)
+        segment.create()
         if not self._synced_later or self._synced_end == self.log_end:
             full.close()
-        segment = Segment(self._files, self.folder, base_offset, self._config.index_interval_bytes)
-        segment.create()
+        full.seal(self._epochs.within(full.base_offset, full.next_offset), self._producers.encode())
         self._segments.append(segment)
         self._bases.append(base_offset)
         self._folders_version += 1
         return segment
+
+    def roll_if_old(self, now_ms: int) -> bool:
+        """Begin a new segment if the present one has had records for `segment_ms`, or if all that it has is deleted.
+
+        StorageFull: nothing has changed.
+
+        Age counts from when the log was first asked after the first record came; for a segment that was there when the
+        log was opened, from the timestamp of its first batch, since otherwise restarts would keep it young for ever.
+        """
+        segment = self._segments[-1]
+        if not segment.size:
+            return False
+        if self._filling is None or self._filling[0] is not segment:
+            since_ms = now_ms
+            if segment is self._found:
+                first = next(segment.walk(0))[1].max_timestamp
+                since_ms = min(first, now_ms) if first >= 0 else now_ms
+            self._filling = segment, since_ms
+        if now_ms - self._filling[1] < self.settings.segment_ms and self.log_start < self.log_end:
+            return False
+        self._roll(self.log_end)
+        return True
 
     # -- read
 
@@ -193,8 +235,14 @@ class PartitionLog:
         At least one batch if there is any, even when it is larger than `bytes_max`; no further one is begun once
         `records_max` records (0: any number) are reached. Raises OffsetOutOfRange, CorruptLog.
         """
-        if not self.log_start <= offset <= self.log_end:
+        if offset < self.log_start:
             raise OffsetOutOfRange(f"offset {offset} is not in {self.log_start}..{self.log_end}")
+        return self.read_replica(offset, bytes_max, end_offset, records_max)
+
+    def read_replica(self, offset: int, bytes_max: int, end_offset: int, records_max: int = 0) -> bytes:
+        """As `read`, for a copy of this log: its first batch is whole there too, and begins at `first_offset`."""
+        if not self.first_offset <= offset <= self.log_end:
+            raise OffsetOutOfRange(f"offset {offset} is not in {self.first_offset}..{self.log_end}")
         end_offset = min(end_offset, self.log_end)
         if offset >= end_offset:
             return b""
@@ -218,7 +266,7 @@ class PartitionLog:
         generation = self.generation
         if from_offset >= self.log_end:
             return
-        from_offset = max(from_offset, self.log_start)
+        from_offset = max(from_offset, self.first_offset)
         for segment in self._segments[bisect_right(self._bases, from_offset) - 1 :]:
             position = segment.locate(from_offset)[0] if from_offset > segment.base_offset else 0
             for _, header in segment.walk(position):
@@ -227,21 +275,15 @@ class PartitionLog:
 
     def offset_for_time(self, timestamp: int, end_offset: int) -> tuple[int, int] | None:
         """Offset and timestamp of the first record below `end_offset` that is not older than `timestamp`."""
-        for segment in self._segments:
-            if segment.base_offset >= end_offset:
-                return None
-            if segment.max_timestamp < timestamp:
-                continue
-            for position, header in segment.walk(segment.index.position_before_time(timestamp)):
-                if header.base_offset >= end_offset:
-                    return None
-                if header.max_timestamp < timestamp:
-                    continue
-                body = segment.pread(header.body_length, position + HEADER_BYTES)
-                found = _first_at(segment, position, header, body, timestamp)
-                if found is not None:
-                    return found if found[0] < end_offset else None
-        return None
+        return self._times.find(self._segments, self._bases, self.generation, timestamp, self.log_start, end_offset)
+
+    def read_backward(self, before: int, bytes_max: int, end_offset: int) -> bytes:
+        """Whole batches, of which the last holds the offset before `before` (see orders.py)."""
+        return read_backward(self, before, bytes_max, end_offset)
+
+    def find(self, value: bytes, from_offset: int, end_offset: int, limit: int, work_bytes: int) -> Found:
+        """Records with this value in the field that the topic is indexed by. Raises NoSuchIndex, CorruptLog."""
+        return Finder(self, value, from_offset, end_offset, limit).run(work_bytes)
 
     # -- truncate
 
@@ -251,29 +293,44 @@ class PartitionLog:
             self.reset(end)
             return
         self.generation += 1
+        self.secondary.cut(end)
+        self._forget_clean(end)
         self._cut(min(end, self.log_end))
+        if self.log_end < self.log_start:
+            # The batch in which the log began is gone.
+            self.reset(self.log_end)
 
     def reset(self, start: int) -> None:
         """Drop everything and begin empty at `start`. A crash in between leaves less, or nothing, from offset 0."""
         self.generation += 1
+        self.secondary.cut(-1)
+        self._forget_clean(0)
         self._hints.clear()
+        self.remove_deleted(len(self._deleted))
         while self._segments:
             self._drop_last()
-        segment = Segment(self._files, self.folder, start, self._config.index_interval_bytes)
+        drop_start(self._files, self.folder)
+        self._files.fsync_dir(self.folder)
+        segment = Segment(self._files, self.folder, start, self.settings.index_interval_bytes)
         segment.create()
         self._files.fsync_dir(self.folder)
         self._segments, self._bases = [segment], [start]
-        self._epochs = Epochs()
-        self.log_start = self.log_end = self.durable_end = self._synced_end = start
+        self._epochs, self._producers = Epochs(), Producers()
+        self._start_epoch = NO_EPOCH
+        self.log_start = self.first_offset = self.log_end = self.durable_end = self._synced_end = start
 
     def _cut(self, end: int) -> None:
         self._hints.clear()
         while self._bases[-1] > end:
             self._drop_last()
         segment = self._segments[-1]
+        before = self.log_end
         segment.truncate(*segment.locate(end))
         self.log_end = segment.next_offset
         self._epochs.truncate(self.log_end)
+        self._epochs.begin_at(self.first_offset, self._start_epoch)
+        if before != self.log_end:
+            self._producers = self._producers_behind(len(self._segments))
         self._synced_end = min(self._synced_end, self.log_end)
         if not self._synced_later or self._synced_end == self.log_end:
             segment.opened().sync()  # the cut itself; otherwise it goes with the bytes before it
@@ -281,10 +338,118 @@ class PartitionLog:
             self._sync()
         self.durable_end = self.log_end
 
+    def _producers_behind(self, count: int) -> Producers:
+        """The state behind the first `count` segments: from the newest index file, and the batches after it."""
+        known = load_start(self._files, self.folder).producers
+        at = count
+        while at and not self._segments[at - 1].is_sealed:
+            at -= 1
+        if at:
+            sealed = self._segments[at - 1]
+            try:
+                known = load(self._files, sealed.index_path, sealed.base_offset)[1].producers
+            except CorruptIndex:
+                at = 0
+        producers = Producers.decode(known)
+        for segment in self._segments[at:count]:
+            for _, header in segment.walk(0):
+                producers.note(header)
+        return producers
+
     def _drop_last(self) -> None:
         self._segments.pop().remove()
         self._bases.pop()
         self._files.fsync_dir(self.folder)
+
+    # -- compaction
+
+    def swap(self, generation: int, outputs: list[Output]) -> bool:
+        """Put new segments in place of those they were made from. False if some of these are no longer what they were.
+
+        Deletions may have come in between, and leave outputs without use; a truncation makes all of them useless.
+        CorruptIndex, StorageFull: nothing has changed.
+        """
+        whole = generation == self.generation
+        if whole:
+            interval = self.settings.index_interval_bytes
+            whole, replaced = put_in_place(self._files, self.folder, outputs, self._segments, interval)
+            self._deleted += replaced
+            self._bases = [segment.base_offset for segment in self._segments]
+            self._hints.clear()
+        self._deleted += put_aside(self._files, self.folder)
+        return whole
+
+    def compacted(self, point: CleanPoint) -> None:
+        """Durable on return. StorageFull: nothing has changed."""
+        save_clean_point(self._files, self.folder, point)
+        self.clean_point = point
+
+    def _forget_clean(self, end: int) -> None:
+        if end < self.clean_point.end:
+            drop_clean_point(self._files, self.folder)
+            self.clean_point = CleanPoint()
+
+    # -- delete
+
+    def rows(self) -> list[Row]:
+        """The segments to which nothing is appended any more, from the first on."""
+        return [Row(s.base_offset, s.next_offset, s.size, s.max_timestamp) for s in self._segments[:-1]]
+
+    def delete_before(self, offset: int) -> None:
+        """Records below `offset`, all of them committed, are gone for good. Durable on return. StorageFull: no change.
+
+        Segments that held nothing else leave the log at once, and the disk with `remove_deleted`.
+        """
+        offset = max(offset, self.log_start)
+        at = bisect_right(self._bases, offset) - 1
+        if offset == self.log_start and not at:
+            return
+        assert offset <= self.durable_end, f"{self.folder}: {offset} is beyond what is durable, {self.durable_end}"
+        first_offset = self._segments[at].locate(offset)[1]
+        epoch = max(self._epochs.before(first_offset), self._start_epoch)
+        start = Start(offset, self._producers_behind(at).encode(), epoch, self._bases[at])
+        self._save_start(start, self._segments[:at])
+        self.log_start, self.first_offset, self._start_epoch = offset, first_offset, epoch
+        self._epochs.begin_at(first_offset, epoch)
+        self._deleted += self._segments[:at]
+        del self._segments[:at], self._bases[:at]
+
+    def _save_start(self, start: Start, leaving: list[Segment]) -> None:
+        try:
+            save_start(self._files, self.folder, start)
+        except StorageFull:
+            # A full disk must not keep us from making room: the index files of what leaves are room enough.
+            for segment in leaving:
+                segment.unseal()
+            save_start(self._files, self.folder, start)
+
+    @property
+    def deleted_segments(self) -> int:
+        return len(self._deleted)
+
+    def remove_deleted(self, segments_max: int) -> tuple[int, int]:
+        """Give room back: how many segments were removed, and their bytes. Removing a large file takes its time."""
+        leaving, self._deleted = self._deleted[:segments_max], self._deleted[segments_max:]
+        for segment in leaving:
+            segment.remove()
+        return len(leaving), sum(segment.size for segment in leaving)
+
+    def before_start(self) -> tuple[int, bytes]:
+        """What a copy that begins at `first_offset` cannot know: the epoch before it, and the producers' state."""
+        producers = Producers.decode(load_start(self._files, self.folder).producers)
+        for _, header in self._segments[0].walk(0):
+            if header.base_offset >= self.first_offset:
+                break
+            producers.note(header)
+        return self._start_epoch, producers.encode()
+
+    def adopt(self, epoch: int, producers: bytes) -> None:
+        """Take over `before_start` of the log that this empty one becomes a copy of. StorageFull: nothing changed."""
+        assert self.first_offset == self.log_end, f"{self.folder} is not empty"
+        known = Producers.decode(producers)
+        save_start(self._files, self.folder, Start(self.log_start, producers, epoch, self._bases[0]))
+        self._producers, self._start_epoch = known, epoch
+        self._epochs.begin_at(self.first_offset, epoch)
 
     # -- flush
 
@@ -356,7 +521,7 @@ class PartitionLog:
         if sync:
             self._sync()
         self.generation += 1
-        for segment in self._segments:
+        for segment in (*self._deleted, *self._segments):
             segment.close()
 
     def delete(self) -> None:
@@ -367,41 +532,4 @@ class PartitionLog:
             nth += 1
         self._files.rename(self.folder, aside)
         self._files.fsync_dir(str(Path(self.folder).parent))
-        _remove_folder(self._files, aside)
-
-
-def sweep_deleted(files: Files, parent: str | Path) -> list[str]:
-    """Remove the folders in `parent` whose deletion a crash interrupted; their names."""
-    deleted = [name for name in files.listdir(str(parent)) if name.rpartition("-")[0].endswith(DELETED)]
-    for name in deleted:
-        _remove_folder(files, f"{parent}/{name}")
-    return deleted
-
-
-def _remove_folder(files: Files, folder: str) -> None:
-    for name in files.listdir(folder):
-        files.remove(f"{folder}/{name}")
-    files.remove(folder)
-
-
-def _first_at(
-    segment: Segment, position: int, header: BatchHeader, body: bytes, timestamp: int
-) -> tuple[int, int] | None:
-    """The first record of a batch that is not older than `timestamp`."""
-    try:
-        check_body(header, body)
-    except CorruptBatch as error:
-        raise CorruptLog(f"{segment.path}: damaged at {position}: {error}") from error
-    if header.timestamp_type or not header.record_count:
-        return header.base_offset, header.max_timestamp
-    try:
-        columns = decode(header, body)
-    except CorruptBatch:
-        # Undamaged, so its producer closed it wrongly. The batch as a whole is the best answer there is.
-        return header.base_offset, header.max_timestamp
-    for nth in range(header.record_count):
-        delta = columns.timestamp_deltas[nth] if columns.timestamp_deltas else 0
-        if header.base_timestamp + delta >= timestamp:
-            at = columns.offset_deltas[nth] if columns.offset_deltas else nth
-            return header.base_offset + at, header.base_timestamp + delta
-    return None
+        remove_folder(self._files, aside)

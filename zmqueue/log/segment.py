@@ -3,102 +3,72 @@
 Invariants
 - Batches lie without gaps, in bytes and in offsets: the first begins at base_offset, the last ends at next_offset.
 - `size` is where the next batch goes; what the file may hold beyond it is not part of the log.
-- The index is a cache: an entry is a true batch boundary, and losing it costs a longer walk over headers, nothing else.
+- The index is a cache (see index.py): losing it costs a walk over headers, nothing else. It grows with the segment, and
+  goes into a file when the segment is sealed, which is when its successor takes the appends.
 
 Nothing leaves a segment unproved: a batch that is served has had both checksums compared after it was read.
 """
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 
-from zmqueue.errors import CorruptBatch, CorruptLog
+from zmqueue.errors import CorruptBatch, CorruptIndex, CorruptLog, StorageFull
+from zmqueue.log import index as indexes
 from zmqueue.log.files import Files, OpenFile
+from zmqueue.log.index import NO_TIMESTAMP, GrowingIndex, Index, SealedIndex, Summary
 from zmqueue.model import KiB
-from zmqueue.wire.batch import HEADER_BYTES, BatchHeader, check_body, parse_header
+from zmqueue.wire.batch import HEADER_BYTES, BatchHeader, check_body, decode, parse_header
 
 SUFFIX = ".log"
-NO_TIMESTAMP = -(1 << 63)
-# Offsets and positions in the index are kept as 32 bits, relative to the segment.
-SPAN_MAX = (1 << 32) - 1
 # A walk over headers reads this much at once where batches are small, and single headers where they are large.
 _WALK_BYTES = 64 * KiB
-_SMALL_BATCH_BYTES = 4 * KiB
+_SMALL_BATCH_BYTES = 16 * KiB
+_READ_BYTES_MIN = 4 * KiB  # costs no more than a header alone
+
+
+_logger = logging.getLogger(__name__)
 
 
 def segment_name(base_offset: int) -> str:
     return f"{base_offset:020d}{SUFFIX}"
 
 
-class SparseIndex:
-    """Where batches lie, one in about every `interval_bytes`: 16 bytes of memory per entry.
-
-    With each boundary goes the highest timestamp of the segment *before* it. That never decreases, so the first batch
-    that may hold a time lies behind the last entry whose timestamp is below it, whatever order the producers' clocks
-    gave.
-    """
-
-    __slots__ = ("_base", "_interval", "_offsets", "_positions", "_timestamps", "due")
-
-    def __init__(self, base_offset: int, interval_bytes: int) -> None:
-        self._base = base_offset
-        self._interval = interval_bytes
-        self._offsets = array("I")
-        self._positions = array("I")
-        self._timestamps = array("q")
-        self.due = interval_bytes  # the first position that deserves an entry
-
-    def __len__(self) -> int:
-        return len(self._positions)
-
-    def add(self, offset: int, position: int, timestamp_before: int) -> None:
-        self._offsets.append(offset - self._base)
-        self._positions.append(position)
-        self._timestamps.append(timestamp_before)
-        self.due = position + self._interval
-
-    def position_of(self, offset: int) -> int:
-        """A boundary at or before the batch that holds `offset`, as near as the index knows."""
-        at = bisect_right(self._offsets, offset - self._base)
-        return self._positions[at - 1] if at else 0
-
-    def position_from(self, offset: int, otherwise: int) -> int:
-        """A boundary at or behind the beginning of `offset`; `otherwise` if the index has none."""
-        at = bisect_left(self._offsets, offset - self._base)
-        return self._positions[at] if at < len(self._positions) else otherwise
-
-    def position_before_time(self, timestamp: int) -> int:
-        """A boundary before which no batch reaches `timestamp`."""
-        at = bisect_left(self._timestamps, timestamp)
-        return self._positions[at - 1] if at else 0
-
-    def last_boundary(self, position: int) -> int:
-        """The last boundary at or before `position`."""
-        at = bisect_right(self._positions, position)
-        return self._positions[at - 1] if at else 0
-
-    def truncate(self, position: int) -> tuple[int, int]:
-        """Forget what lies at or behind `position`. The last entry left: its boundary and the timestamp before it."""
-        at = bisect_left(self._positions, position)
-        del self._offsets[at:], self._positions[at:], self._timestamps[at:]
-        last = self._positions[-1] if at else 0
-        self.due = last + self._interval
-        return (last, self._timestamps[-1]) if at else (0, NO_TIMESTAMP)
+def index_name(base_offset: int) -> str:
+    return f"{base_offset:020d}{indexes.SUFFIX}"
 
 
 class Segment:
-    __slots__ = ("_files", "base_offset", "file", "index", "max_timestamp", "next_offset", "path", "size")
+    __slots__ = (
+        "_files",
+        "_growing",
+        "_interval",
+        "base_offset",
+        "file",
+        "index",
+        "index_path",
+        "max_timestamp",
+        "next_offset",
+        "path",
+        "size",
+    )
 
-    def __init__(self, files: Files, folder: str, base_offset: int, index_interval_bytes: int) -> None:
+    def __init__(
+        self, files: Files, folder: str, base_offset: int, index_interval_bytes: int, suffix: str = ""
+    ) -> None:
+        """With a `suffix` to its names it is one in the making, and not part of a log yet."""
         self._files = files
-        self.path = f"{folder}/{segment_name(base_offset)}"
+        self._interval = index_interval_bytes
+        self.path = f"{folder}/{segment_name(base_offset)}{suffix}"
+        self.index_path = f"{folder}/{index_name(base_offset)}{suffix}"
         self.base_offset = base_offset
         self.next_offset = base_offset
         self.size = 0
         self.max_timestamp = NO_TIMESTAMP
-        self.index = SparseIndex(base_offset, index_interval_bytes)
+        # None once it is sealed.
+        self._growing: GrowingIndex | None = GrowingIndex(base_offset, index_interval_bytes)
+        self.index: Index = self._growing
         # Open only while it is appended to or has bytes that are not synced yet.
         self.file: OpenFile | None = None
 
@@ -119,6 +89,8 @@ class Segment:
 
     def remove(self) -> None:
         self.close()
+        # The index first: one without its segment would be taken for one that lost it.
+        self.drop_index_file()
         self._files.remove(self.path)
 
     def pread(self, count: int, position: int) -> bytes:
@@ -130,12 +102,90 @@ class Segment:
             raise CorruptLog(f"{self.path}: ends at {position + len(data)}, its log at {self.size}")
         return data
 
+    # -- the index
+
+    @property
+    def is_sealed(self) -> bool:
+        return self._growing is None
+
+    def seal(self, epochs: list[tuple[int, int]], producers: bytes) -> None:
+        """No more is appended: the index goes into a file. It is a cache, so a disk without room for it is no error."""
+        growing = self._growing
+        if growing is None or self._files.volatile:
+            return
+        try:
+            self._files.put(self.index_path, self.index_file(epochs, producers))
+        except StorageFull as error:
+            _logger.warning("%s: the index stays in memory: %s", self.path, error)
+            return
+        self.index = SealedIndex.of(self._files, self.index_path, self.base_offset, len(growing))
+        self._growing = None
+
+    def index_file(self, epochs: list[tuple[int, int]], producers: bytes) -> bytes:
+        growing = self._growing
+        assert growing is not None, f"{self.path} is sealed"
+        summary = Summary(
+            base_offset=self.base_offset,
+            next_offset=self.next_offset,
+            log_bytes=self.size,
+            max_timestamp=self.max_timestamp,
+            interval_bytes=self._interval,
+            gap_bytes_max=growing.gap_bytes_max(self.size),
+            epochs=epochs,
+            producers=producers,
+        )
+        return indexes.encode(growing, summary)
+
+    def restore(self, index: SealedIndex, summary: Summary) -> None:
+        """Take over what its index file knows of this segment, whose batches are then not read."""
+        self.next_offset = summary.next_offset
+        self.size = summary.log_bytes
+        self.max_timestamp = summary.max_timestamp
+        self.index, self._growing = index, None
+
+    def unseal(self) -> None:
+        """It is appended to, now or again."""
+        self._grow_again()
+        self.drop_index_file()
+
+    def drop_index_file(self) -> None:
+        if not self._files.volatile and self._files.exists(self.index_path):
+            self._files.remove(self.index_path)
+
+    def _consult(self, question: Callable[[Index], int]) -> int:
+        try:
+            return question(self.index)
+        except CorruptIndex as error:
+            _logger.error("%s; it is made anew", error)
+            self._grow_again()
+            return question(self.index)
+
+    def _grow_again(self) -> GrowingIndex:
+        """The index in memory once more: from its file, or from the headers if that does not prove."""
+        if self._growing is not None:
+            return self._growing
+        try:
+            assert isinstance(self.index, SealedIndex)
+            growing = self.index.grown(self._interval)
+        except CorruptIndex:
+            growing = GrowingIndex(self.base_offset, self._interval)
+            highest = NO_TIMESTAMP
+            for position, header in self.walk(0):
+                if position >= growing.due:
+                    growing.add(header.base_offset, position, highest)
+                highest = max(highest, header.max_timestamp)
+        self.index = self._growing = growing
+        self.drop_index_file()
+        return growing
+
     # -- growing and shrinking
 
     def note(self, header: BatchHeader) -> None:
         """A batch now lies at the end of the file."""
-        if self.size >= self.index.due:
-            self.index.add(header.base_offset, self.size, self.max_timestamp)
+        growing = self._growing
+        assert growing is not None, f"{self.path} is sealed"
+        if self.size >= growing.due:
+            growing.add(header.base_offset, self.size, self.max_timestamp)
         if header.max_timestamp > self.max_timestamp:
             self.max_timestamp = header.max_timestamp
         self.size += HEADER_BYTES + header.body_length
@@ -143,8 +193,9 @@ class Segment:
 
     def truncate(self, position: int, next_offset: int) -> None:
         """Cut at a boundary, which is where `next_offset` lies or would lie. Not synced yet."""
+        growing = self._grow_again()
         self.opened().truncate(position)
-        at, self.max_timestamp = self.index.truncate(position)
+        at, self.max_timestamp = growing.truncate(position)
         self.size = position
         self.next_offset = next_offset
         for _, header in self.walk(at):
@@ -172,26 +223,64 @@ class Segment:
         """Position and base offset of the batch that holds `offset`; the end if the segment ends before it."""
         if offset >= self.next_offset:
             return self.size, self.next_offset
-        for position, header in self.walk(self.index.position_of(offset)):
+        for position, header in self.walk(self._consult(lambda index: index.position_of(offset))):
             if header.next_offset > offset:
                 return position, header.base_offset
         raise CorruptLog(f"{self.path}: offset {offset} is missing")
+
+    def position_before_time(self, timestamp: int) -> int:
+        """A boundary before which no batch reaches `timestamp`."""
+        return self._consult(lambda index: index.position_before_time(timestamp))
+
+    def locate_back(self, offset: int, bytes_max: int) -> tuple[int, int, int]:
+        """The batches up to the one that holds `offset`, at most so many bytes of them, but at least that one.
+
+        Position and base offset of the first, and the offset behind the last.
+        """
+        last = self.locate(offset)[0]
+        header = next(self.walk(last))[1]
+        earliest = max(0, last + header.total_bytes - bytes_max)
+        if earliest >= last:
+            return last, header.base_offset, header.next_offset
+        for position, first in self.walk(self._consult(lambda index: index.last_boundary(earliest))):
+            if position >= earliest:
+                return position, first.base_offset, header.next_offset
+        raise CorruptLog(f"{self.path}: offset {offset} is missing")
+
+    def boundary_behind(self, position: int, end_offset: int, limit: int, bytes_max: int) -> int:
+        """Where a reader stops that begins at `position`: behind the batch that holds the last offset before
+        `end_offset`, or before it if it reaches beyond `limit`; earlier, if that is much more than `bytes_max`."""
+        stop = self.size
+        if end_offset < self.next_offset:
+            for stop, header in self.walk(self.locate(end_offset)[0]):
+                if header.base_offset < end_offset and header.next_offset <= limit:
+                    stop += header.total_bytes
+                break
+        if stop - position > bytes_max:
+            earlier = self._consult(lambda index: index.last_boundary(position + bytes_max))
+            if earlier > position:
+                return earlier
+        return max(stop, position)
 
     def read(
         self, position: int, offset: int, bytes_max: int, end_offset: int, records_max: int
     ) -> tuple[bytes, int, int]:
         """Batches from the one at `position`, which holds `offset`, and position and offset of what follows them."""
-        limit = self.index.position_from(end_offset, self.size) if end_offset < self.next_offset else self.size
+        limit = self.size
+        if end_offset < self.next_offset:
+            limit = self._consult(lambda index: index.position_from(end_offset, self.size))
         if limit - position > bytes_max:
             # An index entry is a boundary: a read that ends there brings no part of a batch to be cut off again.
-            limit = max(self.index.last_boundary(position + bytes_max), 0)
-            if limit <= position:
-                limit = position + max(bytes_max, HEADER_BYTES)
+            # Within less than an interval there is hardly one.
+            end = -1
+            if bytes_max >= self._interval:
+                end = self._consult(lambda index: index.last_boundary(position + bytes_max))
+            limit = end if end > position else min(limit, position + max(bytes_max, _READ_BYTES_MIN))
         data = self.pread(limit - position, position)
         at, records, expected = 0, 0, -1
         while at < len(data) and not (records_max and records >= records_max):
             try:
-                if at and len(data) - at < HEADER_BYTES:
+                if at and min(bytes_max, len(data)) - at < HEADER_BYTES:
                     break
                 header = parse_header(data, at)
                 stop = at + HEADER_BYTES + header.body_length
@@ -208,6 +297,30 @@ class Segment:
             at, expected = stop, following
             records += header.record_count
         return data if at == len(data) else data[:at], position + at, expected
+
+    def first_at(self, position: int, header: BatchHeader, timestamp: int, log_start: int) -> tuple[int, int] | None:
+        """Of the batch at `position`, the first record, not below `log_start`, that is not older than `timestamp`."""
+        body = self.pread(header.body_length, position + HEADER_BYTES)
+        try:
+            check_body(header, body)
+        except CorruptBatch as error:
+            raise self._damaged(position, error) from error
+        whole = max(header.base_offset, log_start), header.max_timestamp
+        if not header.record_count:
+            return None
+        if header.timestamp_type:
+            return whole
+        try:
+            columns = decode(header, body)
+        except CorruptBatch:
+            # Undamaged, so its producer closed it wrongly. The batch as a whole is the best answer there is.
+            return whole
+        for nth in range(header.record_count):
+            delta = columns.timestamp_deltas[nth] if columns.timestamp_deltas else 0
+            offset = header.base_offset + (columns.offset_deltas[nth] if columns.offset_deltas else nth)
+            if offset >= log_start and header.base_timestamp + delta >= timestamp:
+                return offset, header.base_timestamp + delta
+        return None
 
     def _damaged(self, position: int, error: CorruptBatch) -> CorruptLog:
         return CorruptLog(f"{self.path}: damaged at {position}: {error}")

@@ -32,7 +32,7 @@ import msgspec
 from google_crc32c import value as crc32c
 from msgspec import Struct
 
-from zmqueue.errors import ConfigError, FutureFormat
+from zmqueue.errors import ConfigError, CorruptLog, FutureFormat
 from zmqueue.log.files import Files, Lock, open_files
 
 FORMAT = 1
@@ -78,6 +78,14 @@ def _unsealed(raw: bytes, path: str) -> dict[str, Any]:
     if content["format"] > FORMAT:
         raise FutureFormat(f"{path}: format {content['format']} was written by a newer version of zmqueue")
     return content
+
+
+def check_file(raw: bytes, path: str) -> None:
+    """Prove a small file of this folder. Raises CorruptLog, FutureFormat."""
+    try:
+        _unsealed(raw, path)
+    except (_Damaged, msgspec.DecodeError) as error:
+        raise CorruptLog(str(error)) from error
 
 
 def _boot_id() -> str:

@@ -30,6 +30,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import cramjam
+import msgspec
 from google_crc32c import value as crc32c
 from msgspec import Struct
 
@@ -243,6 +244,62 @@ def decode(header: BatchHeader, body: bytes) -> Columns:
         raise CorruptBatch("a batch body is an array of five columns")
     _check_columns(columns, header)
     return Columns(*columns)
+
+
+def thinned(header: BatchHeader, columns: Columns, keep: Sequence[int]) -> Batch:
+    """The batch with only the records at these positions, some or all.
+
+    Offsets, sequences and the codec stay. So do the timestamps: base_timestamp because others count from it, and
+    max_timestamp as a limit that no record exceeds.
+    """
+    assert keep, "a batch without records is `emptied`"
+
+    def pick(column: Sequence[Any] | None) -> list[Any] | None:
+        return None if column is None else [column[at] for at in keep]
+
+    offsets = range(header.record_count) if columns.offset_deltas is None else columns.offset_deltas
+    timestamps, keys, values, headers, _ = columns
+    raw = cbor.dumps([pick(timestamps), pick(keys), pick(values), pick(headers), pick(offsets)])
+    return _with_body(header, header.codec, raw, len(keep))
+
+
+def emptied(header: BatchHeader) -> Batch:
+    """The batch without its records: it still says which offsets and sequences there were."""
+    return _with_body(header, 0, _NO_RECORDS, 0)
+
+
+def void(header: BatchHeader) -> Batch:
+    """Only the offsets of a batch: nothing tells of its producer any more."""
+    return emptied(msgspec.structs.replace(header, attributes=0, producer_id=-1, producer_epoch=-1, base_sequence=-1))
+
+
+def is_void(header: BatchHeader) -> bool:
+    return not header.record_count and header.producer_id < 0
+
+
+def void_from(batch: Batch, offset: int) -> Batch:
+    """A void without the offsets below this one."""
+    header = batch.header
+    assert is_void(header)
+    assert header.base_offset <= offset < header.next_offset
+    rest = msgspec.structs.replace(header, base_offset=offset, last_offset_delta=header.next_offset - 1 - offset)
+    return Batch(rest, batch.body)
+
+
+_NO_RECORDS: bytes = cbor.dumps([None, None, [], None, []])
+
+
+def _with_body(header: BatchHeader, codec: int, raw: bytes, record_count: int) -> Batch:
+    body = _compress(codec, raw)
+    changed = msgspec.structs.replace(
+        header,
+        attributes=header.attributes & ~_CODEC_MASK | codec,
+        body_length=len(body),
+        raw_length=len(raw),
+        record_count=record_count,
+        body_crc=crc32c(body),
+    )
+    return Batch(changed, body)
 
 
 def split(data: bytes) -> Iterator[Batch]:

@@ -51,6 +51,10 @@ class Operation(IntEnum):
     LIST_OFFSETS = 8
     DESCRIBE_PARTITIONS = 9
     ELECT_UNCLEAN = 10
+    DELETE_RECORDS = 11
+    ALTER_TOPIC = 12
+    FIND = 14
+    FETCH_BACKWARD = 15
     HEARTBEAT = 100
     ACKS = 101
     REPLICA_FETCH = 102
@@ -67,6 +71,10 @@ REQUESTS: dict[Operation, type[Struct]] = {
     Operation.LIST_OFFSETS: messages.ListOffsetsRequest,
     Operation.DESCRIBE_PARTITIONS: messages.DescribePartitionsRequest,
     Operation.ELECT_UNCLEAN: messages.ElectUncleanRequest,
+    Operation.DELETE_RECORDS: messages.DeleteRecordsRequest,
+    Operation.ALTER_TOPIC: messages.AlterTopicRequest,
+    Operation.FIND: messages.FindRequest,
+    Operation.FETCH_BACKWARD: messages.FetchBackwardRequest,
     Operation.HEARTBEAT: messages.Heartbeat,
     Operation.ACKS: messages.Acks,
     Operation.REPLICA_FETCH: messages.ReplicaFetchRequest,
@@ -82,6 +90,10 @@ RESPONSES: dict[Operation, type[Struct]] = {
     Operation.LIST_OFFSETS: messages.ListOffsetsResponse,
     Operation.DESCRIBE_PARTITIONS: messages.DescribePartitionsResponse,
     Operation.ELECT_UNCLEAN: messages.Done,
+    Operation.DELETE_RECORDS: messages.DeleteRecordsResponse,
+    Operation.ALTER_TOPIC: messages.Done,
+    Operation.FIND: messages.FindResponse,
+    Operation.FETCH_BACKWARD: messages.FetchBackwardResponse,
     Operation.HEARTBEAT: messages.HeartbeatReply,
     Operation.REPLICA_FETCH: messages.ReplicaFetchResponse,
 }

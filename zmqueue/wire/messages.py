@@ -80,6 +80,7 @@ class TopicInfo(Message):
     storage: Name
     config: dict[str, str]
     partitions: list[PartitionInfo]
+    config_version: Count = 0
 
 
 class MetadataResponse(Message):
@@ -113,6 +114,15 @@ class DeleteTopicRequest(Message):
 
     name: Name
     topic_id: TopicId | None = None
+
+
+class AlterTopicRequest(Message):
+    """Change these settings, None taking one back, if they are still those of `config_version`."""
+
+    name: Name
+    topic_id: TopicId
+    config_version: Count
+    changes: dict[Name, Text | None]
 
 
 class ElectUncleanRequest(Message):
@@ -241,6 +251,64 @@ class ListOffsetsResponse(Message):
     results: list[OffsetResult]
 
 
+class DeleteRecordsRequest(Message):
+    """Delete the records below `offset`, for good; -1: all that consumers may read."""
+
+    topic_id: TopicId
+    partition: PartitionNumber
+    offset: Offset
+
+
+class DeleteRecordsResponse(Message):
+    """The first offset that is left, which may be beyond what was asked for."""
+
+    log_start: Offset
+
+
+class FindRequest(Message):
+    """Records from `offset` on whose indexed field has this value (in the form of wire/fields.py), at most `limit`."""
+
+    topic_id: TopicId
+    partition: PartitionNumber
+    value: Annotated[bytes, Meta(max_length=65_536)]
+    offset: Offset
+    limit: Annotated[int, Meta(ge=1, le=10_000)]
+
+
+class FindResponse(Message):
+    """Offsets in order; nothing else matches before `scanned_to`, from where the caller may go on.
+
+    A frame of the batches that hold them follows.
+    """
+
+    offsets: list[Offset]
+    scanned_to: Offset
+    high_watermark: Offset
+    log_start: Offset
+    leader_epoch: Epoch
+
+
+class FetchBackwardRequest(Message):
+    """What lies before `before`, or before the high watermark if that is negative."""
+
+    topic_id: TopicId
+    partition: PartitionNumber
+    before: Offset
+    bytes_max: Count
+
+
+class FetchBackwardResponse(Message):
+    """A frame of whole batches follows, in their order: the last holds the offset before `before`; or nothing.
+
+    The first may reach below the log start.
+    """
+
+    before: Offset
+    high_watermark: Offset
+    log_start: Offset
+    leader_epoch: Epoch
+
+
 class PartitionEntry(Row):
     topic_id: TopicId
     partition: PartitionNumber
@@ -253,6 +321,18 @@ class DescribePartitionsRequest(Message):
     own: bool = False
 
 
+class IndexHealth(Row):
+    """The secondary index of one copy: how much it holds, how far it is, and how far behind the log end that is."""
+
+    definition: Text
+    files: Count
+    entries: Id64
+    bytes: Id64
+    covered_to: Offset
+    lag_records: Id64
+    lag_bytes: Id64
+
+
 class PartitionHealth(Row):
     error: ErrorCode
     log_start: Offset = -1
@@ -261,6 +341,7 @@ class PartitionHealth(Row):
     segments: Count = 0
     bytes: Id64 = 0
     last_epoch: Epoch = -1
+    index: IndexHealth | None = None
 
 
 class DescribePartitionsResponse(Message):
@@ -323,7 +404,9 @@ class ReplicaFetchRequest(Message):
 class ReplicaFetchResponse(Message):
     """`diverged_epoch` >= 0: cut back to where that epoch ends, at most `diverged_end`.
 
-    Otherwise a frame of batches follows.
+    Otherwise a frame of batches follows. `first_offset` is where the leader's first batch begins, in which `log_start`
+    lies: a follower that ends before it starts anew there. One that has nothing and asks from there also hears what it
+    cannot read: the epoch of the record before, and the state of producers (see core.producers) there.
     """
 
     topic_id: TopicId
@@ -336,6 +419,9 @@ class ReplicaFetchResponse(Message):
     log_end: Offset = -1
     diverged_epoch: Epoch = -1
     diverged_end: Offset = -1
+    first_offset: Offset = -1
+    start_epoch: Epoch = -1
+    producers: bytes = b""
 
 
 class Push(Row):
@@ -357,6 +443,7 @@ class BeaconRow(Row):
     leader_epoch: Epoch
     log_end: Offset
     high_watermark: Offset
+    log_start: Offset
 
 
 class Beacon(Message):

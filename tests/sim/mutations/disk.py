@@ -10,8 +10,9 @@ from zmqueue.core import commands as c
 from zmqueue.core import effects as e
 from zmqueue.core.metadata import ClusterState
 from zmqueue.core.node import Node
-from zmqueue.log.partition_log import FlushTicket, PartitionLog
+from zmqueue.log.partition_log import PartitionLog
 from zmqueue.log.session import DataFolder
+from zmqueue.log.ticket import FlushTicket
 
 
 @mutation("D1", among="forgetful")

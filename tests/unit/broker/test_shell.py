@@ -73,7 +73,7 @@ class Shell:
         self.state = ClusterState()
         self.node = Node("cluster", _registration(0), self.state, config)
         self.logs = Logs(folder, config.log, lambda: None)
-        assert not list(self.logs.recover())
+        assert not list(self.logs.recover(trusted=True))
         self.executor = Executor(self.node, self.logs, self.clock, self.proposed, lambda incarnation: None)
         self.handlers = Handlers(
             self.node,
@@ -401,7 +401,7 @@ def test_no_topic_is_created_on_a_nearly_full_disk(shell: Shell) -> None:
 def test_a_log_that_finds_no_room_is_opened_when_there_is_some(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     really_open = shell.logs.open
 
-    def full(key: PartitionKey, storage: str) -> Any:
+    def full(key: PartitionKey, storage: str, config: dict[str, str]) -> Any:
         raise StorageFull
 
     monkeypatch.setattr(shell.logs, "open", full)
@@ -420,3 +420,91 @@ def test_a_deleted_topic_leaves_no_files(shell: Shell, tmp_path: Path) -> None:
     shell.turn()
     assert isinstance(shell.answer, m.Done)
     assert not list((tmp_path / "partitions").iterdir())
+
+
+# -- by value, and backwards -----------------------------------------------------------------------------------------
+
+
+def tagged(shell: Shell, *tags: bytes, flushed: bool = True) -> None:
+    header, body = encode([b"v"] * len(tags), headers=[[["k", tag]] for tag in tags])
+    entry = m.ProduceEntry(TOPIC_ID, 0)
+    shell.ask(Operation.PRODUCE, m.ProduceRequest(1, 30_000, [entry]), [header.pack(), body])
+    if flushed:
+        shell.executor.end_turn()
+
+
+def find(shell: Shell, value: bytes, offset: int = 0, limit: int = 10) -> None:
+    shell.ask(Operation.FIND, m.FindRequest(TOPIC_ID, 0, value, offset, limit))
+
+
+def backward(shell: Shell, before: int = -1, bytes_max: int = 1 << 20) -> None:
+    shell.ask(Operation.FETCH_BACKWARD, m.FetchBackwardRequest(TOPIC_ID, 0, before, bytes_max))
+
+
+def offsets(raw: list[bytes]) -> list[int]:
+    return [o for header, _ in split(raw[0]) for o in range(header.base_offset, header.next_offset)]
+
+
+def test_find_answers_with_offsets_and_their_batches_below_the_watermark(shell: Shell) -> None:
+    shell.logs[KEY].secondary.define(("header", "k"))
+    tagged(shell, b"a", b"b")
+    tagged(shell, b"b", b"b")
+    shell.commit()
+    tagged(shell, b"a", flushed=False)
+    shell.answers.sent.clear()
+    find(shell, b"a")
+    _, response, raw = shell.answers.sent.pop()
+    assert response == m.FindResponse([0], 4, 4, 0, 0)
+    assert offsets(raw) == [0, 1]
+    find(shell, b"b", 2, 1)
+    _, response, raw = shell.answers.sent.pop()
+    assert (response.offsets, response.scanned_to, offsets(raw)) == ([2], 3, [2, 3])
+
+
+def test_find_without_an_index_is_an_error_of_its_own(shell: Shell) -> None:
+    find(shell, b"a")
+    assert shell.answer.code == errors.NoSuchIndex.code
+
+
+def test_backward_answers_with_what_lies_before(shell: Shell) -> None:
+    for _ in range(3):
+        tagged(shell, b"a", b"b")
+    shell.commit()
+    tagged(shell, b"a", flushed=False)
+    shell.answers.sent.clear()
+    for before, bytes_max, expected in [(-1, 1 << 20, range(6)), (4, 1, range(2, 4)), (7, 1, range(4, 6))]:
+        backward(shell, before, bytes_max)
+        _, response, raw = shell.answers.sent.pop()
+        assert (response.before, response.high_watermark) == (min(before, 6) if before > 0 else 6, 6)
+        assert offsets(raw) == list(expected)
+    backward(shell, 8)
+    assert shell.answer.code == errors.OffsetOutOfRange.code
+
+
+@pytest.mark.parametrize("ask", [lambda shell: find(shell, b"a"), backward])
+def test_neither_is_answered_without_a_lease_or_from_a_damaged_log(shell: Shell, monkeypatch, ask) -> None:
+    shell.logs[KEY].secondary.define(("header", "k"))
+    tagged(shell, b"a")
+    shell.commit()
+    shell.answers.sent.clear()
+
+    def damaged(*_: Any) -> None:
+        raise errors.CorruptLog("damaged")
+
+    for name in ("find", "read_backward"):
+        monkeypatch.setattr(type(shell.logs[KEY]), name, damaged)
+    ask(shell)
+    assert shell.answer.code == errors.StorageFailed.code
+    shell.now_ms += 1_000_000
+    ask(shell)
+    assert shell.answer.code == errors.LeaseExpired.code
+
+
+def test_an_index_is_described_with_its_partition(shell: Shell) -> None:
+    shell.logs[KEY].secondary.define(("header", "k"))
+    tagged(shell, b"a", b"b")
+    shell.answers.sent.clear()
+    shell.ask(Operation.DESCRIBE_PARTITIONS, m.DescribePartitionsRequest([m.PartitionEntry(TOPIC_ID, 0)], True))
+    index = shell.answer.results[0].index
+    assert (index.definition, index.covered_to, index.lag_records) == ("header:k", 0, 2)
+    assert index.lag_bytes == shell.logs[KEY].size_bytes

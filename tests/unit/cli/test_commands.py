@@ -69,6 +69,11 @@ def cluster(tmp_path) -> Path:
         ["topic", "create", "t", "-p", "0"],
         ["topic", "create", "t", "-c", "no-equals-sign"],
         ["topic", "rm", "t"],
+        ["topic", "alter", "t"],
+        ["topic", "alter", "t", "-c", "a=1", "--unset", "a"],
+        ["topic", "delete-records", "t", "-p", "0", "--before", "5"],
+        ["topic", "delete-records", "t", "--before", "5", "--yes"],
+        ["topic", "delete-records", "t", "-p", "0", "--before", "-2", "--yes"],
         ["topic", "ls", "--bootstrap", "nowhere"],
         ["produce", "t", "v", "--acks", "2"],
         ["produce", "t", "v", "-H", "nocolon"],
@@ -76,6 +81,7 @@ def cluster(tmp_path) -> Path:
         ["consume", "t", "-o", "yesterday"],
         ["consume", "t", "-o", "@yesterday"],
         ["consume", "t", "-f", "%z"],
+        ["consume", "t", "--where", "x", "--reverse"],
         ["up", "--brokers", "many"],
     ],
 )
@@ -331,6 +337,14 @@ def admin(monkeypatch) -> Any:
         def describe_replicas(self, name: str) -> list[Copy]:
             return [Copy(0, 1, 9, 3), Copy(1, 1, 7, 3), Copy(1, 2, 5, 4)]
 
+        def alter_topic_config(self, name: str, changes: dict[str, str | None]) -> dict[str, str]:
+            self._call("alter", name, changes)
+            return {key: value for key, value in changes.items() if value is not None}
+
+        def delete_records(self, before: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+            self._call("delete-records", before)
+            return {partition: max(offset, 7) for partition, offset in before.items()}
+
         def elect_unclean(self, name: str, partition: int, broker: int) -> None:
             self._call("elect", name, partition, broker)
 
@@ -399,6 +413,24 @@ def test_topic_rm_needs_a_yes(admin):
     assert run("topic", "rm", "t").exit_code == 2
     assert admin.calls == []
     assert run("topic", "rm", "t", "--yes").stdout == "deleted topic t\n"
+
+
+def test_topic_alter_sets_and_takes_back(admin):
+    result = run("topic", "alter", "t", "-c", "retention.ms=5", "-c", "quota.bytes=9", "--unset", "segment.ms")
+    assert (result.exit_code, result.stdout) == (0, "t: quota.bytes=9, retention.ms=5\n")
+    assert admin.calls[-1] == ("alter", "t", {"retention.ms": "5", "quota.bytes": "9", "segment.ms": None})
+    assert run("topic", "alter", "t", "--unset", "segment.ms").stdout == "t: all settings at their defaults\n"
+    assert json.loads(run("topic", "alter", "t", "-c", "a=1", "-o", "json").stdout)["config"] == {"a": "1"}
+
+
+def test_topic_delete_records_says_where_the_partition_begins_then(admin):
+    result = run("topic", "delete-records", "t", "-p", "3", "--before", "50", "--yes")
+    assert (result.exit_code, result.stdout) == (0, "t-3 begins at offset 50\n")
+    assert admin.calls[-1] == ("delete-records", {TopicPartition("t", 3): 50})
+    document = json.loads(
+        run("topic", "delete-records", "t", "-p", "3", "--before", "-1", "--yes", "-o", "json").stdout
+    )
+    assert document == {"name": "t", "action": "delete-records", "partition": 3, "log_start": 7}
 
 
 @pytest.mark.parametrize(
@@ -589,12 +621,25 @@ class Records(Closing):
     def position(self, partition: TopicPartition) -> int:
         return self.positions[partition]
 
+    def record(self, tp: TopicPartition, offset: int) -> ConsumerRecord:
+        value = b"v%d.%d" % (tp.partition, offset)
+        return ConsumerRecord(*tp, offset, offset * 10, 0, b"\xff", value, [("h", b"1")])
+
+    def find(self, topic, value, partitions, limit, offsets) -> list[ConsumerRecord]:
+        """Even offsets have the value `even`."""
+        (tp,) = [TopicPartition(topic, number) for number in partitions]
+        matching = [o for o in range(max(2, offsets[tp]), 5) if value == b"even" and o % 2 == 0]
+        return [self.record(tp, offset) for offset in matching[:limit]]
+
+    def read_backward(self, tp: TopicPartition, before: int | None, count: int) -> list[ConsumerRecord]:
+        end = 5 if before is None else before
+        return [self.record(tp, offset) for offset in range(end - 1, 1, -1)][:count]
+
     def poll(self, timeout_ms: int = 0, max_records: int | None = None) -> dict[TopicPartition, list[ConsumerRecord]]:
         for tp, offset in self.positions.items():
             if offset < 5:
                 self.positions[tp] += 1
-                value = b"v%d.%d" % (tp.partition, offset)
-                return {tp: [ConsumerRecord(*tp, offset, offset * 10, 0, b"\xff", value, [("h", b"1")])]}
+                return {tp: [self.record(tp, offset)]}
         raise KeyboardInterrupt
 
 
@@ -652,6 +697,28 @@ def test_consume_as_json_is_an_object_a_line(consumer):
         "headers": [["h", "1"]],
     }
     assert len(lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "printed"),
+    [
+        (["--where", "even"], "v0.2 v0.4 v1.2 v1.4"),
+        (["--where", "even", "-n", "3"], "v0.2 v0.4 v1.2"),
+        (["--where", "even", "-o", "3"], "v0.4 v1.4"),
+        (["--where", "even", "-o", "-1", "-p", "1"], "v1.4"),
+        (["--where", "even", "-o", "end"], ""),
+        (["--where", "odd"], ""),
+        (["--reverse"], "v0.4 v1.4 v0.3 v1.3 v0.2 v1.2"),
+        (["--reverse", "-n", "3"], "v0.4 v1.4 v0.3"),
+        (["--reverse", "-o", "4", "-p", "0"], "v0.3 v0.2"),
+        (["--reverse", "-o", "@30", "-p", "0"], "v0.2"),
+        (["--reverse", "-o", "@99", "-p", "0", "-n", "1"], "v0.4"),
+        (["--reverse", "-o", "start"], ""),
+    ],
+)
+def test_consume_by_value_or_backwards(consumer, args, printed):
+    result = run("consume", "t", *args)
+    assert (result.exit_code, result.stdout.split()) == (0, printed.split())
 
 
 @pytest.mark.parametrize("args", [["nothing"], ["t", "-p", "2"]])

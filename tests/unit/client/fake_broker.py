@@ -16,7 +16,7 @@ from zmqueue import errors
 from zmqueue.model import EARLIEST, LATEST
 from zmqueue.transport import Socket, Transport, Waker
 from zmqueue.wire import frames, messages
-from zmqueue.wire.batch import HEADER_BYTES, BatchHeader, parse_header
+from zmqueue.wire.batch import HEADER_BYTES, BatchHeader, decode, parse_header
 from zmqueue.wire.frames import Head, Operation
 
 # What a script may return besides an error code or frames: nothing special, or no answer at all.
@@ -94,6 +94,7 @@ class FakeCluster:
         self.index = 1
         self.cluster_id = "fake"
         self.topics: dict[str, tuple[bytes, dict[int, Partition]]] = {}
+        self.configs: dict[str, tuple[dict[str, str], int]] = {}  # settings of topics, and how often they changed
         self.seen: list[Seen] = []
         self.script: Script = lambda seen: DEFAULT
         self.next_producer = 1
@@ -162,8 +163,6 @@ class FakeCluster:
         return sum(seen.operation == operation for seen in list(self.seen))
 
     def values(self, topic: str = "t", number: int = 0) -> list[bytes]:
-        from zmqueue.wire.batch import decode
-
         return [v for h, body in self.partition(topic, number).batches for v in decode(h, body).values]
 
     # -- the cluster's thread ----------------------------------------------------------------------------------------
@@ -225,6 +224,8 @@ class FakeCluster:
                 self._fetch(seen, time.monotonic() + seen.message.wait_ms / 1000)
         elif seen.operation == Operation.PRODUCE:
             self._produce(seen, verdict)
+        elif seen.operation in (Operation.FIND, Operation.FETCH_BACKWARD):
+            self._look_up(seen)
         else:
             self.answer(seen, self._reply(seen))
 
@@ -277,6 +278,32 @@ class FakeCluster:
         else:
             self._waiting.append((deadline, seen))
 
+    def _look_up(self, seen: Seen) -> None:
+        """Topics are indexed by header `k`; one batch is looked at per request, or sent."""
+        message = seen.message
+        partition = self._find(message.topic_id, message.partition)
+        if partition is None or partition.leader != seen.broker:
+            code = errors.UnknownTopicId.code if partition is None else errors.NotLeader.code
+            self._sockets[seen.broker].send([seen.peer, *frames.failure(seen.head, code, "")])
+            return
+        end, start, epoch = partition.log_end, partition.log_start, partition.leader_epoch
+        if seen.operation == Operation.FIND:
+            batch = next((b for b in partition.batches if b[0].next_offset > message.offset), None)
+            offsets, scanned_to, data = [], end, b""
+            if batch is not None:
+                header, body = batch
+                headers = decode(header, body).headers or [None] * header.record_count
+                matching = [nth for nth, pairs in enumerate(headers) if ["k", message.value] in (pairs or [])]
+                offsets = [o for nth in matching if (o := header.base_offset + nth) >= message.offset][: message.limit]
+                scanned_to = header.next_offset if len(offsets) < message.limit else offsets[-1] + 1
+                data = header.pack() + body if offsets else b""
+            self.answer(seen, messages.FindResponse(offsets, scanned_to, end, start, epoch), [data])
+        else:
+            before = end if message.before < 0 else message.before
+            batch = next((b for b in reversed(partition.batches) if b[0].base_offset < before), None)
+            data = batch[0].pack() + batch[1] if batch is not None and batch[0].next_offset > start else b""
+            self.answer(seen, messages.FetchBackwardResponse(before, end, start, epoch), [data])
+
     def _reply(self, seen: Seen) -> Any:
         message = seen.message
         match seen.operation:
@@ -292,6 +319,19 @@ class FakeCluster:
                 del self.topics[message.name]
                 self.index += 1
                 return messages.Done()
+            case Operation.ALTER_TOPIC:
+                config, version = self.configs.get(message.name, ({}, 0))
+                assert message.config_version == version
+                changed = {k: v for k, v in {**config, **message.changes}.items() if v is not None}
+                self.configs[message.name] = (changed, version + 1)
+                self.index += 1
+                return messages.Done()
+            case Operation.DELETE_RECORDS:
+                partition = self._find(message.topic_id, message.partition)
+                assert partition is not None
+                wanted = partition.log_end if message.offset == -1 else message.offset
+                partition.log_start = max(partition.log_start, wanted)
+                return messages.DeleteRecordsResponse(partition.log_start)
             case Operation.STATUS:
                 return messages.StatusResponse(seen.broker, 1, False, 1, 1, 0, 1, self.index, True, 1, 1, 0, 0, 0)
             case Operation.LIST_OFFSETS:
@@ -322,11 +362,12 @@ class FakeCluster:
                 1,
                 1,
                 "disk",
-                {},
+                self.configs.get(name, ({}, 0))[0],
                 [
                     messages.PartitionInfo(n, p.leader, p.leader_epoch, [p.leader], [p.leader], [])
                     for n, p in partitions.items()
                 ],
+                self.configs.get(name, ({}, 0))[1],
             )
             for name, (topic_id, partitions) in self.topics.items()
             if names is None or name in names

@@ -515,6 +515,62 @@ def test_a_command_that_may_have_been_carried_out_is_repeated_as_the_same_comman
     assert asked[0].topic_id is not None
 
 
+def test_settings_are_altered_against_those_that_were_seen(cluster: FakeCluster, admin: Admin) -> None:
+    assert admin.alter_topic_config("t", {"retention.ms": "5", "quota.bytes": "9"}) == {
+        "retention.ms": "5",
+        "quota.bytes": "9",
+    }
+    assert admin.alter_topic_config("t", {"quota.bytes": None}) == {"retention.ms": "5"}
+    assert admin.describe_topic("t").config == {"retention.ms": "5"}
+
+
+def test_settings_that_somebody_else_changed_are_looked_at_again(cluster: FakeCluster, admin: Admin) -> None:
+    stale = [True]
+
+    def script(seen: Seen) -> Any:
+        if seen.operation == Operation.ALTER_TOPIC and stale:
+            stale.clear()
+            cluster.configs["t"] = ({"segment.ms": "1"}, 7)
+            return errors.StaleCommand.code
+        return None
+
+    cluster.script = script
+    assert admin.alter_topic_config("t", {"retention.ms": "5"}) == {"retention.ms": "5", "segment.ms": "1"}
+
+
+def test_a_change_whose_answer_was_lost_is_recognised(cluster: FakeCluster, admin: Admin) -> None:
+    asked: list[Any] = []
+
+    def script(seen: Seen) -> Any:
+        if seen.operation == Operation.ALTER_TOPIC:
+            asked.append(seen.message)
+            if len(asked) == 1:
+                cluster.configs["t"] = ({"retention.ms": "5"}, 1)
+                return DROP
+            return errors.StaleCommand.code
+        return None
+
+    cluster.script = script
+    assert admin.alter_topic_config("t", {"retention.ms": "5"}) == {"retention.ms": "5"}
+    assert asked[0] == asked[1], "the same request, so that it cannot take effect twice"
+
+
+def test_records_are_deleted_at_whoever_leads(cluster: FakeCluster, admin: Admin) -> None:
+    fill(cluster, [b"v"] * 7, "many", 1)
+    refused = [errors.NotLeader.code, errors.LeaseExpired.code]
+    cluster.script = lambda seen: refused.pop() if seen.operation == Operation.DELETE_RECORDS and refused else None
+    assert admin.delete_records({TopicPartition("many", 1): 4, TopicPartition("many", 0): -1}) == {
+        TopicPartition("many", 1): 4,
+        TopicPartition("many", 0): 0,
+    }
+    assert [seen.broker for seen in cluster.seen if seen.operation == Operation.DELETE_RECORDS] == [1, 1, 1, 0]
+    cluster.script = lambda seen: errors.OffsetOutOfRange.code if seen.operation == Operation.DELETE_RECORDS else None
+    with pytest.raises(errors.OffsetOutOfRange):
+        admin.delete_records({TopicPartition("many", 1): 99})
+    with pytest.raises(errors.UnknownTopicOrPartition):
+        admin.delete_records({TopicPartition("many", 99): 0})
+
+
 def test_retriable_errors_are_retried_until_the_time_is_over(cluster: FakeCluster) -> None:
     failures = [2]
 
@@ -559,3 +615,43 @@ def test_no_broker_at_all() -> None:
         for call in (admin.list_topics, admin.describe_cluster, admin.broker_status):
             with pytest.raises((errors.NoBrokersAvailable, errors.NetworkError)):
                 call()
+
+
+# -- compacted topics --------------------------------------------------------------------------------------------
+
+
+def compacted(cluster: FakeCluster) -> None:
+    """Offsets 0..29: of the first ten some are left, of the next ten none, of the last ten those before the end."""
+    fill(cluster, [b"%d" % n for n in range(30)])
+    partition = cluster.partition("t", 0)
+    first, second, third = [wire_batch.Batch(*one) for one in partition.batches]
+    partition.batches = [
+        wire_batch.thinned(first.header, wire_batch.decode(*first), [2, 5]),
+        wire_batch.emptied(second.header),
+        wire_batch.thinned(third.header, wire_batch.decode(*third), [0, 7]),
+    ]
+
+
+@pytest.mark.parametrize("start", [0, 2, 3, 5, 6, 12, 20, 27, 28])
+def test_records_of_a_compacted_topic_have_their_own_offsets(cluster: FakeCluster, make: Any, start: int):
+    compacted(cluster)
+    consumer = make()
+    consumer.assign([T])
+    consumer.seek(T, start)
+    left = [(offset, b"%d" % offset) for offset in (2, 5, 20, 27) if offset >= start]
+    assert [(record.offset, record.value) for record in read(consumer, len(left))] == left
+    # Behind the last record lie offsets without any: the position passes them.
+    consumer.poll(100)
+    assert consumer.position(T) == 30
+
+
+def test_a_position_moves_past_batches_without_records(cluster: FakeCluster, make: Any):
+    compacted(cluster)
+    partition = cluster.partition("t", 0)
+    partition.batches[2] = wire_batch.emptied(partition.batches[2][0])
+    fill(cluster, [b"new"])
+    consumer = make()
+    consumer.assign([T])
+    consumer.seek(T, 6)
+    assert [(record.offset, record.value) for record in read(consumer, 1)] == [(30, b"new")]
+    assert consumer.position(T) == 31

@@ -257,6 +257,26 @@ def test_unknown_producer_for_a_younger_batch_waits_for_the_oldest_to_be_judged(
     assert names(x for x, _ in send_all(order)) == ["a", "b"]
 
 
+def test_over_the_quota_only_what_is_refused_fails() -> None:
+    order, (a, _b) = order_of("a", "b")
+    sent = send_all(order)
+    error = errors.QuotaExceeded()
+    assert fail(order, sent[0], error) == [Settled(a, error)]
+    order.take_identity(SECOND)
+    assert [(x.name, x.base_sequence) for x, _ in send_all(order)] == [("b", 0)]
+
+
+def test_over_the_quota_when_sent_again_all_that_was_sent_fails_as_an_earlier_sending_may_find_room() -> None:
+    order, (a, b) = order_of("a", "b")
+    order_sent = send_all(order)
+    assert fail(order, order_sent[0], errors.NotLeader()) == []
+    again = send_all(order)
+    error = errors.QuotaExceeded()
+    assert fail(order, again[1], error) == [], "the older one is judged first"
+    again = send_all(order)
+    assert fail(order, again[0], error) == [Settled(a, error), Settled(b, error)]
+
+
 def test_fencing_is_the_end() -> None:
     order, (_a, _b) = order_of("a", "b")
     sent = send_all(order)

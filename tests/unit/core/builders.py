@@ -259,6 +259,8 @@ def answer(
     log_end: int | None = None,
     hw: int = 0,
     log_start: int = 0,
+    first_offset: int | None = None,
+    before: tuple[int, bytes] = (-1, b""),
     diverged: tuple[int, int] | None = None,
     error: int = 0,
     fetch_id: int | None = None,
@@ -275,6 +277,9 @@ def answer(
         high_watermark=hw,
         log_start=log_start,
         log_end=end,
+        first_offset=log_start if first_offset is None else first_offset,
+        start_epoch=before[0],
+        producers=before[1],
     )
     if diverged is not None:
         response.diverged_epoch, response.diverged_end = diverged

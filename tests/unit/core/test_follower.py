@@ -22,6 +22,7 @@ from zmqueue import errors
 from zmqueue.core.effects import Append, Flush, Reset, SendAck, SendFetch, Truncate
 from zmqueue.core.follower import Follower
 from zmqueue.core.producers import Producers
+from zmqueue.wire.batch import Batch, emptied, void
 from zmqueue.wire.messages import BeaconRow
 
 
@@ -54,7 +55,7 @@ def test_nothing_pushed_before_the_first_answer_is_appended_or_acknowledged():
     follower = following(log_of((4, 10)))
     assert pushed(follower, 10, 12, prev=4) == []
     assert follower.on_flushed() == []
-    assert follower.on_beacon(BeaconRow(*KEY, EPOCH, 10, 10), 0) == []
+    assert follower.on_beacon(BeaconRow(*KEY, EPOCH, 10, 10, 0), 0) == []
     assert follower.log.log_end == 10
     assert follower.log.high_watermark == 0
 
@@ -296,23 +297,23 @@ def test_only_a_contiguous_prefix_is_appended():
 
 def test_a_beacon_beyond_the_end_means_that_pushes_were_lost():
     follower = established(log_of((EPOCH, 3)))
-    assert kinds(follower.on_beacon(BeaconRow(*KEY, EPOCH, 4, 0), 0)) == [SendFetch]
-    assert follower.on_beacon(BeaconRow(*KEY, EPOCH, 4, 0), 0) == []  # one fetch at a time
+    assert kinds(follower.on_beacon(BeaconRow(*KEY, EPOCH, 4, 0, 0), 0)) == [SendFetch]
+    assert follower.on_beacon(BeaconRow(*KEY, EPOCH, 4, 0, 0), 0) == []  # one fetch at a time
 
 
 def test_a_beacon_that_repeats_what_we_have_asks_for_a_lost_acknowledgement():
     follower = established(log_of((EPOCH, 3)))
-    assert follower.on_beacon(BeaconRow(*KEY, EPOCH, 3, 3), 0) == [SendAck(KEY, 1, EPOCH, 3)]
+    assert follower.on_beacon(BeaconRow(*KEY, EPOCH, 3, 3, 0), 0) == [SendAck(KEY, 1, EPOCH, 3)]
 
 
 def test_what_is_not_synced_is_not_acknowledged_to_a_beacon():
     follower = established(log_of((EPOCH, 3), durable_end=2))
-    assert follower.on_beacon(BeaconRow(*KEY, EPOCH, 3, 0), 0) == []
+    assert follower.on_beacon(BeaconRow(*KEY, EPOCH, 3, 0, 0), 0) == []
 
 
 def test_a_beacon_of_another_epoch_is_ignored():
     follower = established(log_of((EPOCH, 3)))
-    assert follower.on_beacon(BeaconRow(*KEY, EPOCH + 1, 9, 9), 0) == []
+    assert follower.on_beacon(BeaconRow(*KEY, EPOCH + 1, 9, 9, 0), 0) == []
 
 
 # -- the high watermark (C6) -------------------------------------------------------------------------------------
@@ -320,7 +321,7 @@ def test_a_beacon_of_another_epoch_is_ignored():
 
 def test_the_high_watermark_is_bounded_by_the_own_log_and_never_goes_back():
     follower = established(log_of((EPOCH, 3)))
-    follower.on_beacon(BeaconRow(*KEY, EPOCH, 9, 9), 0)
+    follower.on_beacon(BeaconRow(*KEY, EPOCH, 9, 9, 0), 0)
     assert follower.log.high_watermark == 3
     answer(follower, records(3, 5), hw=4)
     assert follower.log.high_watermark == 4
@@ -366,3 +367,41 @@ def test_a_failed_append_is_tried_again_later_from_the_log_as_it_is():
     assert follower.on_tick(100 + CONFIG.fetch_timeout_ms - 1) == []
     (sent,) = of(SendFetch, follower.on_tick(100 + CONFIG.fetch_timeout_ms))
     assert sent.request.log_end == 3
+
+
+# -- a leader whose log is compacted -----------------------------------------------------------------------------
+
+
+def void_batch(first: int, end: int, epoch: int = EPOCH) -> Batch:
+    return void(batch(first, end - first, epoch).header)
+
+
+def test_of_offsets_without_records_a_follower_takes_those_it_lacks():
+    """Compaction merges what it empties, so such a batch may begin where the follower still has records."""
+    follower = following(log_of((EPOCH, 10)))
+    (append, _) = answer(follower, [void_batch(5, 20), *records(20, 22)], hw=22)
+    assert [(one.header.base_offset, one.header.next_offset) for one in append.batches] == [
+        (10, 20),
+        (20, 21),
+        (21, 22),
+    ]
+    assert follower.log.log_end == 22
+
+
+def test_offsets_without_records_that_a_follower_has_are_no_news():
+    follower = following(log_of((EPOCH, 10)))
+    (append, _) = answer(follower, [void_batch(2, 10), *records(10, 11)])
+    assert [one.header.base_offset for one in append.batches] == [10]
+
+
+def test_a_batch_with_records_is_never_cut():
+    follower = following(log_of((EPOCH, 10)))
+    effects = answer(follower, [batch(8, 4, EPOCH)])
+    assert of(Append, effects) == []
+    assert follower.log.log_end == 10
+
+
+def test_a_batch_that_lost_its_records_still_tells_of_its_producer():
+    follower = following(log_of((EPOCH, 10)))
+    answer(follower, [emptied(batch(10, 3, EPOCH, pid=7, sequence=0).header)])
+    assert follower.log.producers.check(batch(records=1, pid=7, sequence=3).header) is None

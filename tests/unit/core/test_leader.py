@@ -520,11 +520,11 @@ def test_a_batch_out_of_its_producers_sequence_is_refused(
 def test_the_beacon_tells_where_the_log_ends_and_whether_all_that_live_know_it():
     brokers = {1: broker_state(1), 2: broker_state(2), 3: broker_state(3, fenced=True)}
     leader = leading(isr=[1, 2], replicas=[1, 2, 3], log_end=10, brokers=brokers)
-    assert leader.beacon() == (BeaconRow(*KEY, EPOCH, 10, 0), False)
+    assert leader.beacon() == (BeaconRow(*KEY, EPOCH, 10, 0, 0), False)
     ack(leader, 2, 9)
     assert leader.beacon()[1] is False
     ack(leader, 2, 10)
-    assert leader.beacon() == (BeaconRow(*KEY, EPOCH, 10, 10), True)
+    assert leader.beacon() == (BeaconRow(*KEY, EPOCH, 10, 10, 0), True)
 
 
 def test_time_matters_to_a_leader_while_somebody_waits_or_lags():

@@ -260,9 +260,31 @@ def test_a_lower_minimum_ends_the_eligibility_of_those_who_will_miss_what_is_com
     cluster = Cluster()
     cluster.topic([1, 2], min_insync=2, isr=[1], elr=[2])
     version = cluster.partition.partition_epoch
-    cluster.do(c.SetConfig("t", 1, {}))
+    cluster.do(c.SetConfig("t", REF.topic_id, 0, {"min.insync.replicas": "1"}))
     assert cluster.partition.elr == []
     assert cluster.partition.partition_epoch == version + 1
+
+
+def test_settings_are_changed_one_by_one_and_the_minimum_follows():
+    cluster = Cluster()
+    cluster.topic(min_insync=2)
+    topic = cluster.state.topics[REF.topic_id]
+    cluster.do(c.SetConfig("t", REF.topic_id, 0, {"min.insync.replicas": "3", "retention.ms": "5"}))
+    assert (topic.config, topic.min_insync_replicas) == ({"min.insync.replicas": "3", "retention.ms": "5"}, 3)
+    cluster.do(c.SetConfig("t", REF.topic_id, 1, {"min.insync.replicas": None}))
+    assert (topic.config, topic.min_insync_replicas, topic.config_version) == ({"retention.ms": "5"}, 2, 2)
+
+
+def test_settings_that_changed_meanwhile_stay_as_they_are():
+    cluster = Cluster()
+    cluster.topic()
+    cluster.do(c.SetConfig("t", REF.topic_id, 0, {"retention.ms": "5"}))
+    for version, topic_id in ((0, REF.topic_id), (2, REF.topic_id), (1, b"o" * 16)):
+        applied = cluster.do(c.SetConfig("t", topic_id, version, {"retention.ms": "6"}))
+        assert applied.outcome.code == errors.StaleCommand.code
+    applied = cluster.do(c.SetConfig("t", REF.topic_id, 1, {"min.insync.replicas": "4"}))
+    assert applied.outcome.code == errors.InvalidConfig.code
+    assert cluster.state.topics[REF.topic_id].config == {"retention.ms": "5"}
 
 
 def test_preferred_leaders_take_over_only_where_they_are_in_sync():
@@ -710,7 +732,12 @@ def fitting_command(rng: random.Random, state: ClusterState) -> Any:
             c.Heal(ref, p.partition_epoch),
             c.Reassign(ref, [one.broker for one in some]),
             c.UncleanElect(ref, replica),
-            c.SetConfig(topic.name, rng.randint(1, topic.replication_factor), {}),
+            c.SetConfig(
+                topic.name,
+                topic.topic_id,
+                topic.config_version,
+                {"min.insync.replicas": str(rng.randint(1, topic.replication_factor))},
+            ),
         ]
     )
 
@@ -736,7 +763,7 @@ def stray_command(rng: random.Random) -> Any:
             c.CreateTopic(name, ref.topic_id, number, rng.randint(0, 6), rng.randint(0, 4), "disk"),
             c.CreatePartitions(name, number),
             c.DeleteTopic(name),
-            c.SetConfig(name, number, {}),
+            c.SetConfig(name, ref.topic_id, number, {"retention.ms": rng.choice([None, "x", "5"])}),
             c.AllocateProducerIds(number),
             c.UncleanElect(ref, broker),
             c.Barrier(number),

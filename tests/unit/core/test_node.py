@@ -26,6 +26,7 @@ from zmqueue.core.effects import (
     AnswerFetch,
     AnswerProduce,
     CloseLog,
+    Configure,
     Effect,
     Halt,
     OpenLog,
@@ -85,9 +86,38 @@ def test_after_the_registration_the_broker_remembers_it_and_takes_up_its_partiti
 def test_a_partition_without_a_folder_is_opened_and_then_followed():
     world = World()
     world.cluster.topic([2, 1])
-    assert of(OpenLog, world.turn()) == [OpenLog(KEY, "disk")]
+    assert of(OpenLog, world.turn()) == [OpenLog(KEY, "disk", {})]
     assert world.do(c.ElectPreferred(), by=2) == []
     assert of(SendFetch, world.node.on_opened(KEY, log_of(), 0))
+
+
+def test_a_log_hears_the_settings_of_its_topic_and_every_change_of_them():
+    world = World()
+    world.cluster.topic([2, 1])
+    world.node.adopt_log(KEY, log_of((EPOCH, 10)))
+    assert of(Configure, world.turn()) == [Configure(KEY, {})]
+    changed = c.SetConfig("t", KEY.topic_id, 0, {"retention.ms": "5"})
+    assert of(Configure, world.do(changed, by=2)) == [Configure(KEY, {"retention.ms": "5"})]
+    assert of(Configure, world.do(c.ElectPreferred(), by=2)) == []
+
+
+def test_settings_that_change_while_a_log_is_opened_are_not_lost():
+    world = World()
+    world.cluster.topic([2, 1])
+    assert of(OpenLog, world.turn()) == [OpenLog(KEY, "disk", {})]
+    assert world.do(c.SetConfig("t", KEY.topic_id, 0, {"retention.ms": "5"}), by=2) == []
+    assert of(Configure, world.node.on_opened(KEY, log_of(), 0)) == [Configure(KEY, {"retention.ms": "5"})]
+
+
+def test_a_new_log_start_is_news_for_followers():
+    world = led()
+    world.step(10_000)
+    log = world.node.replicas[KEY].log
+    log.log_end = log.durable_end = log.high_watermark = 5
+    world.node.on_log_start(KEY, 3, 3)
+    assert log.log_start == 3
+    (beacon,) = of(PublishBeacon, world.step(1_000))
+    assert beacon.rows[0].log_start == 3
 
 
 def test_folders_of_partitions_that_moved_away_are_removed():
@@ -434,7 +464,7 @@ def test_pushes_and_beacons_of_a_former_life_of_the_leader_are_not_listened_to()
     world.cluster.state.brokers[2].epoch = 2
     batches = records(0, 1)
     assert world.node.on_push(KEY, push(batches, -1, leader=2), batches, 0) == []
-    beacon = Beacon(CLUSTER_ID, 2, 1, [BeaconRow(*KEY, EPOCH, 5, 5)])
+    beacon = Beacon(CLUSTER_ID, 2, 1, [BeaconRow(*KEY, EPOCH, 5, 5, 0)])
     assert world.node.on_beacon(beacon, 0) == []
     beacon.broker_epoch = 2
     assert of(SendFetch, world.node.on_beacon(beacon, 0))
@@ -452,9 +482,9 @@ def test_the_beacon_lists_a_partition_until_all_live_followers_have_acknowledged
     produce(world)
     world.node.on_flushed(KEY, 1, world.now_ms)
     for _ in range(3):
-        assert rows(world.step(100)) == [BeaconRow(*KEY, EPOCH, 1, 0)]
+        assert rows(world.step(100)) == [BeaconRow(*KEY, EPOCH, 1, 0, 0)]
     world.ack(2, 1)
-    assert rows(world.step(100)) == [BeaconRow(*KEY, EPOCH, 1, 1)]  # once more, for the watermark
+    assert rows(world.step(100)) == [BeaconRow(*KEY, EPOCH, 1, 1, 0)]  # once more, for the watermark
     assert rows(world.step(100)) == []
 
 
@@ -466,7 +496,7 @@ def test_a_fetch_is_answered_by_a_beacon_as_well_so_that_a_lost_acknowledgement_
     world.step(100)
     assert rows(world.step(100)) == []
     world.node.on_follower_fetch("token", fetch(2, 1, EPOCH), world.now_ms)
-    assert rows(world.step(100)) == [BeaconRow(*KEY, EPOCH, 1, 1)]
+    assert rows(world.step(100)) == [BeaconRow(*KEY, EPOCH, 1, 1, 0)]
 
 
 def test_the_beacon_does_not_wait_for_a_fenced_follower():

@@ -141,7 +141,7 @@ def test_a_leader_that_sees_a_newer_epoch_resigns_at_once_and_answers_all_who_wa
 
 
 def test_a_successors_beacon_or_push_is_enough_to_resign():
-    row = BeaconRow(*KEY, EPOCH + 1, 5, 5)
+    row = BeaconRow(*KEY, EPOCH + 1, 5, 5, 0)
     one = replica(pair())
     assert kinds(one.on_beacon(row, 0)) == [Moved]
     two = replica(pair())
@@ -234,6 +234,6 @@ def test_a_failed_batch_leaves_no_trace_in_its_producers_sequence():
 def test_nothing_is_done_for_a_part_that_is_not_played():
     one = replica(pair())
     assert one.on_push(push(records(0, 1), -1), records(0, 1), 0) == []
-    assert one.on_beacon(BeaconRow(*KEY, EPOCH, 5, 5), 0) == []
+    assert one.on_beacon(BeaconRow(*KEY, EPOCH, 5, 5, 0), 0) == []
     assert one.on_fetched(ReplicaFetchResponse(*KEY, 1, EPOCH, 0), [], 0) == []
     assert one.leading

@@ -2,31 +2,51 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from zmqueue.config import LogConfig
 from zmqueue.errors import DataFolderInUse, StorageFailed, StorageFull
 from zmqueue.log.files import Buffer, Files, OpenFile
 from zmqueue.log.partition_log import PartitionLog
+from zmqueue.log.segment import segment_name
 from zmqueue.wire.batch import Batch, encode, split
 
 SMALL = LogConfig(segment_bytes_max=1024, batch_bytes_max=1024, index_interval_bytes=256)
 
 
 def batch(
-    offset: int, records: int = 1, epoch: int = 0, *, value: bytes = b"value", time: int = 1000, step: int = 1
+    offset: int,
+    records: int = 1,
+    epoch: int = 0,
+    *,
+    value: bytes = b"value",
+    time: int = 1000,
+    step: int = 1,
+    producer: tuple[int, int, int] = (-1, -1, -1),
+    keys: Sequence[bytes | None] | None = None,
 ) -> Batch:
+    """`producer`: id, epoch and the sequence of the first record."""
+    producer_id, producer_epoch, sequence = producer
     made = encode(
         [value + b"-%d" % (offset + i) for i in range(records)],
+        keys=keys,
         timestamp_deltas=[i * step for i in range(records)],
         base_timestamp=time,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=sequence,
     )
     made.header.base_offset = offset
     made.header.leader_epoch = epoch
     return made
+
+
+def batches(count: int, start: int = 0, epoch: int = 0) -> list[Batch]:
+    return [batch(start + 3 * nth, 3, epoch) for nth in range(count)]
 
 
 def raw(made: Batch) -> bytes:
@@ -46,7 +66,8 @@ def content(log: PartitionLog) -> list[Batch]:
 
 def flush(log: PartitionLog) -> None:
     ticket = log.begin_flush()
-    ticket.sync()
+    if not ticket.empty:
+        ticket.sync()
     assert log.flushed(ticket)
 
 
@@ -94,6 +115,7 @@ class FakeFile(OpenFile):
         try:
             self._disk.step()
         except Crash:
+            self._disk.cut_off = self._inode, data
             self._inode.pending.append(data)
             raise
         if self._disk.room is not None and total > self._disk.room:
@@ -138,11 +160,25 @@ class FakeDisk:
         self.room: int | None = None
         self.sync_error = False
         self.open_files = 0
+        # The write that a crash came into.
+        self.cut_off: tuple[Inode, bytes] | None = None
 
     def step(self) -> None:
         self.steps += 1
         if self.steps == self.crash_at:
             raise Crash
+
+    def after_kill(self, chance: random.Random) -> FakeDisk:
+        """What another process finds when only this one ended: every step, and of the last write some part."""
+        disk = copy.deepcopy(self)
+        disk.crash_at, disk.steps, disk.open_files = None, 0, 0
+        if disk.cut_off is not None:
+            inode, data = disk.cut_off
+            written = data[: chance.randint(0, len(data))]
+            inode.data += written
+            inode.pending[-1] = written
+            disk.cut_off = None
+        return disk
 
     def after_power_cut(self, chance: random.Random) -> FakeDisk:
         """What another process finds: all that was synced, and some of the rest."""
@@ -204,6 +240,17 @@ class FakeDisk:
     def pread(self, path: str, count: int, position: int) -> bytes:
         return bytes(self._inode(path).data[position : position + count])
 
+    def map(self, path: str) -> memoryview:
+        return memoryview(bytes(self._inode(path).data))
+
+    def put(self, path: str, data: bytes) -> None:
+        self.step()
+        folder, name = self._at(path)
+        folder.change({name: Inode()})
+        file = self._opened(path, folder.entries[name])
+        file.append([data], len(data))
+        file.close()
+
     def size(self, path: str) -> int:
         return len(self._inode(path).data)
 
@@ -246,7 +293,12 @@ class FakeDisk:
     def replace(self, path: str, data: bytes) -> None:
         self.step()
         folder, name = self._at(path)
-        folder.change({name: Inode(bytearray(data), data)})
+        folder.change({f"{name}.tmp": Inode()})
+        file = self._opened(f"{path}.tmp", folder.entries[f"{name}.tmp"])
+        file.append([data], len(data))
+        file.sync()
+        file.close()
+        self.rename(f"{path}.tmp", path)
         self.fsync_dir(os.path.dirname(path))
 
     def read_small(self, path: str) -> bytes | None:
@@ -257,6 +309,20 @@ class FakeDisk:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def disk_with(files: Mapping[int, bytes]) -> FakeDisk:
+    """A disk with these segments, all of it synced."""
+    disk = FakeDisk()
+    disk.mkdir("p")
+    for base_offset, data in files.items():
+        file = disk.create(f"p/{segment_name(base_offset)}")
+        file.append([data], len(data))
+        file.sync()
+        file.close()
+    disk.fsync_dir("p")
+    disk.steps = 0
+    return disk
 
 
 class _NoLock:

@@ -4,18 +4,16 @@ import itertools
 import logging
 import random
 import struct
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from google_crc32c import value as crc32c
-from unit.log.fakes import SMALL, Crash, FakeDisk, batch, content, flush, raw
+from unit.log.fakes import SMALL, FakeDisk, batch, batches, content, disk_with, raw
 
 from zmqueue.config import LogConfig
-from zmqueue.errors import FutureFormat, StorageFailed
+from zmqueue.errors import CorruptLog, FutureFormat, StorageFailed
 from zmqueue.log.files import DiskFiles
 from zmqueue.log.partition_log import PartitionLog
-from zmqueue.log.recovery import MARKER, recover
 from zmqueue.log.segment import segment_name
 from zmqueue.wire.batch import Batch
 
@@ -26,28 +24,10 @@ def written(folder: Path, *segments: list[Batch]) -> list[Path]:
     """A folder as a broker left it, one file per list."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for batches in segments:
-        paths.append(folder / segment_name(batches[0].header.base_offset))
-        paths[-1].write_bytes(b"".join(map(raw, batches)))
+    for part in segments:
+        paths.append(folder / segment_name(part[0].header.base_offset))
+        paths[-1].write_bytes(b"".join(map(raw, part)))
     return paths
-
-
-def disk_with(files: Mapping[int, bytes]) -> FakeDisk:
-    """A disk with these segments, all of it synced."""
-    disk = FakeDisk()
-    disk.mkdir("p")
-    for base_offset, data in files.items():
-        file = disk.create(f"p/{segment_name(base_offset)}")
-        file.append([data], len(data))
-        file.sync()
-        file.close()
-    disk.fsync_dir("p")
-    disk.steps = 0
-    return disk
-
-
-def batches(count: int, start: int = 0, epoch: int = 0) -> list[Batch]:
-    return [batch(start + 3 * nth, 3, epoch) for nth in range(count)]
 
 
 def reopened(folder: Path) -> PartitionLog:
@@ -231,13 +211,38 @@ def test_foreign_files_are_left_alone_with_a_warning(tmp_path: Path, caplog: pyt
         assert name in caplog.text
 
 
-def test_below_the_verified_offset_only_headers_are_read(tmp_path: Path):
-    made = batches(4)
-    (path,) = written(tmp_path, made)
-    bad = bytearray(path.read_bytes())
+def test_a_sealed_segment_whose_index_proves_is_not_read(tmp_path: Path):
+    paths = written(tmp_path, batches(4), batches(2, start=12))
+    reopened(tmp_path).close()
+    bad = bytearray(paths[0].read_bytes())
     bad[90] ^= 1
-    path.write_bytes(bad)
-    assert recover(DiskFiles(), str(tmp_path), ONE, verify_from=3).segments[0].next_offset == 12
+    paths[0].write_bytes(bad)
+    log = PartitionLog.open(DiskFiles(), tmp_path, ONE)
+    assert (log.log_end, log.recovery.corrupt) == (18, False)
+    with pytest.raises(CorruptLog):
+        log.read(0, 1 << 20, 18)
+    assert PartitionLog.open(DiskFiles(), tmp_path, ONE, trusted=False).recovery.corrupt
+
+
+def test_a_damaged_page_of_an_index_is_noticed_by_whoever_asks_it_first(tmp_path: Path):
+    """The file as a whole proves, so that the log is opened by it; its pages prove when they are looked at."""
+    made = [batch(3 * nth, 3, time=1000 + 10 * nth) for nth in range(9)]
+    for ask in (
+        lambda log: log.read(made[7].header.base_offset, 100, 60) == raw(made[7]),
+        lambda log: log.offset_for_time(1071, 60) == (22, 1071),
+        lambda log: [header.base_offset for header in log.headers(13)][:1] == [12],
+        lambda log: log.truncate(13) is None and log.log_end == 12,
+    ):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        written(folder, made, batches(2, start=27))
+        reopened(folder)
+        (path,) = folder.glob("*.index")
+        data = bytearray(path.read_bytes())
+        data[3000] ^= 4
+        path.write_bytes(data)
+        log = PartitionLog.open(DiskFiles(), folder, ONE)
+        assert ask(log)
+        log.close()
 
 
 def test_what_was_recovered_is_synced_before_it_counts():
@@ -260,125 +265,3 @@ def test_a_full_disk_does_not_stop_the_start_of_a_corrupt_log():
     log = PartitionLog.open(disk, "p", SMALL)
     assert (log.log_start, log.log_end, log.recovery.corrupt) == (0, 0, True)
     assert disk.read_small(log.recovery.quarantined[0]) == data
-
-
-# -- a crash at every step ---------------------------------------------------------------------------------------
-
-
-class Story:
-    """A partition's life on a disk that stops at some step, and what may be found afterwards."""
-
-    def __init__(self, disk: FakeDisk) -> None:
-        self.disk = disk
-        self.all: list[Batch] = []  # as the log has it, or had it when the step that crashed began
-        self.log: PartitionLog | None = None
-        # Records below this were promised, and no later step took them back.
-        self.promised = 0
-        self.reset_to: int | None = None
-
-    def run(self) -> None:
-        log = self.log = PartitionLog.open(self.disk, "p", SMALL)
-        for nth in range(12):
-            self.append(2, epoch=nth // 4)
-            if nth % 3 == 2:
-                self.flush()
-        self.append(20, epoch=3)
-        self.flush()
-        self.append(3, epoch=3)
-        self.truncate(log.log_end - 4)
-        self.append(9, epoch=4)
-        self.truncate(31)
-        self.append(8, epoch=6)
-        self.flush()
-        self.reset(500)
-        self.append(7, epoch=7)
-        self.flush()
-        self.append(1, epoch=7)
-
-    def append(self, count: int, epoch: int) -> None:
-        assert self.log is not None
-        made = batches(count, self.log.log_end, epoch)
-        self.all += made
-        self.log.append(made)
-
-    def flush(self) -> None:
-        assert self.log is not None
-        flush(self.log)
-        self.promised = self.log.durable_end
-
-    def truncate(self, end: int) -> None:
-        assert self.log is not None
-        self.promised = min(self.promised, end - 2)
-        self.log.truncate(end)
-        self.all = [one for one in self.all if one.header.next_offset <= end]
-        self.promised = self.log.durable_end
-
-    def reset(self, start: int) -> None:
-        assert self.log is not None
-        self.promised, self.reset_to = 0, start
-        self.log.reset(start)
-        self.all = []
-        self.promised = start
-
-    def check(self, survivor: FakeDisk) -> None:
-        log = PartitionLog.open(survivor, "p", SMALL)
-        assert not log.recovery.corrupt
-        assert not log.recovery.quarantined
-        assert log.log_end >= self.promised
-        assert log.log_start in (0, self.reset_to)
-        found = content(log)
-        assert found == self.all[: len(found)]
-        # It is a log like any other: it takes more, and keeps it.
-        log.append([batch(log.log_end, 1, epoch=9)])
-        flush(log)
-        assert content(PartitionLog.open(survivor.after_power_cut(random.Random(0)), "p", SMALL))[:-1] == found
-
-
-def test_a_power_cut_at_any_step_leaves_a_legal_log_with_all_that_was_promised():
-    whole = Story(FakeDisk())
-    whole.run()
-    assert whole.disk.steps > 60
-    for crash_at in range(1, whole.disk.steps + 1):
-        story = Story(FakeDisk(crash_at))
-        with pytest.raises(Crash):
-            story.run()
-        for seed in range(6):
-            story.check(story.disk.after_power_cut(random.Random(1000 * crash_at + seed)))
-
-
-def crashes_while_opening(disk: FakeDisk) -> bool:
-    try:
-        PartitionLog.open(disk, "p", SMALL)
-    except Crash:
-        return True
-    return False
-
-
-def damaged_disk() -> FakeDisk:
-    """Three segments, the second with a broken batch in its middle."""
-    files = {12 * nth: bytearray(b"".join(map(raw, batches(4, start=12 * nth)))) for nth in range(3)}
-    files[12][2 * len(raw(batch(0, 3))) + 100] ^= 1
-    return disk_with(files)
-
-
-def test_a_power_cut_at_any_step_of_a_quarantine_loses_neither_the_verdict_nor_a_byte():
-    aside = 0
-    for crash_at in range(1, 100):
-        disk = damaged_disk()
-        before = [bytes(inode.data) for _, inode in sorted(disk.folders["p"].entries.items())]
-        disk.crash_at = crash_at
-        crashed = crashes_while_opening(disk)
-        for seed in range(40):
-            survivor = disk.after_power_cut(random.Random(seed))
-            log = PartitionLog.open(survivor, "p", SMALL)
-            assert log.recovery.corrupt
-            assert content(log) == batches(6)[: len(content(log))]
-            assert log.log_end in ((12, 18) if crashed else (18,))
-            kept = [bytes(inode.data) for inode in survivor.folders["p"].entries.values()]
-            assert all(data in kept for data in before)
-            assert MARKER in survivor.listdir("p")
-            aside += 1
-        if not crashed:
-            break
-    assert aside > 30
-    assert not crashed

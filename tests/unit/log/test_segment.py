@@ -7,12 +7,13 @@ from unit.log.fakes import batch, raw
 
 from zmqueue.errors import CorruptLog
 from zmqueue.log.files import DiskFiles
-from zmqueue.log.segment import NO_TIMESTAMP, Segment, SparseIndex
+from zmqueue.log.index import NO_TIMESTAMP, GrowingIndex
+from zmqueue.log.segment import Segment
 from zmqueue.wire.batch import split
 
 
-def index(*entries: tuple[int, int, int]) -> SparseIndex:
-    made = SparseIndex(1000, 100)
+def index(*entries: tuple[int, int, int]) -> GrowingIndex:
+    made = GrowingIndex(1000, 100)
     for entry in entries:
         made.add(*entry)
     return made

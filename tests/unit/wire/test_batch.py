@@ -327,3 +327,35 @@ def test_producer_id_epoch_and_sequence_come_together(changes):
 @pytest.mark.parametrize("field", ["producer_epoch", "base_sequence"])
 def test_epoch_and_sequence_of_a_producer_are_not_negative(field):
     refused(produced(**{field: -1}), "not negative")
+
+
+# -- without some of its records ---------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(columns(), st.data())
+def test_a_thinned_batch_holds_the_records_kept_at_their_offsets(made: dict, data: st.DataObject):
+    header, body = encode(**made)
+    before = decode(header, body)
+    count = header.record_count
+    keep = sorted(data.draw(st.sets(st.integers(0, count - 1), min_size=1)))
+    thin, body = batch.thinned(header, before, keep)
+    check_body(thin, body)
+    after = decode(batch.parse_header(thin.pack()), body)
+    deltas = before.offset_deltas if before.offset_deltas is not None else list(range(count))
+    assert after.offset_deltas == [deltas[at] for at in keep]
+    for name in ("timestamp_deltas", "keys", "values", "headers"):
+        column = getattr(before, name)
+        assert getattr(after, name) == (None if column is None else [column[at] for at in keep])
+    same = {"body_length": 0, "raw_length": 0, "record_count": 0, "body_crc": 0}
+    assert msgspec.structs.replace(thin, **same) == msgspec.structs.replace(header, **same)
+
+
+def test_an_emptied_batch_still_tells_its_offsets_and_its_producer():
+    header, _ = encode([b"a", b"b"], codec=CODECS["zstd"], producer_id=7, producer_epoch=1, base_sequence=5)
+    empty, body = batch.emptied(header)
+    assert decode(batch.parse_header(empty.pack()), body) == (None, None, [], None, [])
+    assert (empty.record_count, empty.next_offset, empty.last_sequence) == (0, header.next_offset, 6)
+    void, body = batch.void(header)
+    assert decode(batch.parse_header(void.pack()), body).values == []
+    assert (void.next_offset, void.producer_id) == (header.next_offset, -1)
