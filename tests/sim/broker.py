@@ -266,6 +266,15 @@ class SimExecutor(Executor):
             broker.world.checker.on_leading(broker, effect.key, replica.part.epoch)
         return super()._flush(effect)
 
+    def _moved(self, effect: e.Moved) -> Follow:
+        """Fetches are answered by this: a new leader may have committed what they read just now."""
+        broker = self.broker
+        replica = broker.node.replicas.get(effect.key)
+        if replica is not None and type(replica.part) is Leader:
+            broker.world.checker.on_leading(broker, effect.key, replica.part.epoch)
+            broker.world.checker.on_advanced(broker, effect.key)
+        return super()._moved(effect)
+
     def _advanced(self, effect: e.Advanced) -> Follow:
         self.broker.world.checker.on_advanced(self.broker, effect.key)
         return super()._advanced(effect)

@@ -288,8 +288,8 @@ class Leader:
             if replica == self.broker or broker is None or broker.fenced:
                 continue
             progress = self.followers.get(replica)
-            if progress is None or progress.acked_end < log.log_end:
-                return row, False
+            if progress is None or progress.broker_epoch < broker.epoch or progress.acked_end < log.log_end:
+                return row, False  # what a former life of it knew says nothing about this one
         return row, True
 
     # -- the log's start -----------------------------------------------------------------------------------------

@@ -217,7 +217,9 @@ class ClusterState(Cluster):
         partition.elr = [b for b in partition.elr if b not in failed]
         partition.lost = [b for b in partition.lost if b not in failed]
         partition.adding = [*(b for b in partition.adding if b not in failed), recruit]
-        if not failed:
+        if failed:
+            self._lead_anew(key, topic, partition)
+        else:
             partition.removing = dead[:1]
         self._changed(key, partition)
         self._event("recruited", recruit, topic.name, key.partition, f"for broker {(failed or dead)[0]}")
@@ -408,6 +410,12 @@ class ClusterState(Cluster):
         self._changed(key, partition)
         self._event("elected", leader, topic.name, key.partition, f"epoch {partition.leader_epoch}")
 
+    def _lead_anew(self, key: PartitionKey, topic: TopicState, partition: PartitionState) -> None:
+        """The same leader in a new epoch, because a replica was let go: it deletes its copy, and if it is added again,
+        what it acknowledged before must not count."""
+        if partition.leader != NO_BROKER:
+            self._lead(key, topic, partition, partition.leader)
+
     def _finish_move(self, key: PartitionKey, topic: TopicState, partition: PartitionState) -> None:
         """A move ends when all that it adds is in sync: only then does anyone go."""
         if not (partition.adding or partition.removing) or not set(partition.adding) <= set(partition.isr):
@@ -415,6 +423,7 @@ class ClusterState(Cluster):
         kept = [b for b in partition.replicas if b not in partition.removing]
         if not set(kept) & set(partition.isr):
             return
+        gone = len(kept) < len(partition.replicas)
         partition.replicas = kept
         partition.isr = [b for b in partition.isr if b in kept]
         partition.elr = [b for b in partition.elr if b in kept]
@@ -423,6 +432,8 @@ class ClusterState(Cluster):
         self._update_elr(topic, partition, set())
         if partition.leader not in partition.isr:
             self._elect(key, topic, partition)
+        elif gone:
+            self._lead_anew(key, topic, partition)
         self._event("moved", topic=topic.name, partition=key.partition, detail=f"to {partition.replicas}")
 
     def _changed(self, key: PartitionKey, partition: PartitionState) -> None:

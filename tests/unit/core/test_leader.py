@@ -527,6 +527,17 @@ def test_the_beacon_tells_where_the_log_ends_and_whether_all_that_live_know_it()
     assert leader.beacon() == (BeaconRow(*KEY, EPOCH, 10, 10, 0), True)
 
 
+def test_what_a_former_life_of_a_follower_knew_does_not_end_the_beacons():
+    brokers = {1: broker_state(1), 2: broker_state(2)}
+    leader = leading(isr=[1, 2], log_end=10, brokers=brokers)
+    ack(leader, 2, 10)
+    assert leader.beacon()[1] is True
+    brokers[2].epoch += 1
+    assert leader.beacon()[1] is False
+    ack(leader, 2, 10, broker_epoch=2)
+    assert leader.beacon()[1] is True
+
+
 def test_time_matters_to_a_leader_while_somebody_waits_or_lags():
     leader = leading(isr=[1, 2])
     ack(leader, 2, 0)

@@ -446,6 +446,22 @@ def test_the_dead_replica_is_dropped_only_when_its_successor_is_in_sync():
     assert (p.replicas, p.isr, p.adding, p.removing) == ([1, 3], [1, 3], [], [])
 
 
+def test_a_replica_that_was_let_go_and_is_added_again_acknowledges_in_a_new_epoch():
+    """It has deleted its copy; its leader may remember, or hear late, what it acknowledged before."""
+    cluster = Cluster([1, 2, 3, 4])
+    cluster.topic([1, 2])
+    cluster.do(c.Reassign(REF, [1, 3]))
+    assert cluster.partition.leader_epoch == EPOCH
+    cluster.alter_isr(1, 2, 3)
+    p = cluster.partition
+    assert (p.replicas, p.leader, p.leader_epoch) == ([1, 3], 1, EPOCH + 1)
+    cluster.fence(3)
+    assert heal(cluster).value == 2
+    cluster.fence(2)
+    assert heal(cluster).value == 4  # broker 2, still alive, is let go before it is in sync
+    assert (cluster.partition.leader, cluster.partition.leader_epoch) == (1, EPOCH + 2)
+
+
 def test_healing_needs_a_version_a_leader_a_dead_replica_and_a_spare_broker():
     cluster = Cluster([1, 2, 3])
     cluster.topic([1, 2])
