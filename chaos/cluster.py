@@ -3,6 +3,7 @@
     ROOT/node-N/cluster.json, secret    what broker N knows of the cluster: behind a proxy, each knows other ports
     ROOT/node-N/broker-N/               its data folder
     ROOT/hooks-N/ledger, delay, boot-id what it has synced; how long a sync takes; the boot that it believes in
+    ROOT/hooks-N/clock                  how far its wall clock is off (libfaketime; CLOCK_MONOTONIC is left alone)
     ROOT/broker-N.log                   what it said
 
 There is no supervisor: whoever kills a broker starts it again. A broker that ends by itself is noted in `crashes`, and
@@ -14,6 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
+import importlib.util
 import os
 import random
 import shutil
@@ -30,14 +33,17 @@ from typing import TypeVar
 
 import msgspec
 
-from chaos.proxy import Proxy, Route
+from chaos.proxy import CLIENTS, Proxy, Route
 from zmqueue import Admin
-from zmqueue.client.admin import TopicDescription
+from zmqueue.broker.raft_folder import format_folder
+from zmqueue.client.admin import ReplicaDescription, TopicDescription
 from zmqueue.config import CLUSTER_FILE, ENV_PREFIX, SECRET_FILE, ClusterFile, load, variable_for
+from zmqueue.core.admission import refusal
 from zmqueue.errors import ZmqueueError
 from zmqueue.log.files import DELAY_VARIABLE, LEDGER_VARIABLE
 from zmqueue.log.session import BOOT_ID_VARIABLE
 from zmqueue.supervisor import prepare
+from zmqueue.wire.messages import StatusResponse
 
 HOST = "127.0.0.1"
 BASE_PORTS = (9092, 9192, 9292, 9392, 9492)
@@ -45,6 +51,7 @@ BASE_PORTS = (9092, 9192, 9292, 9392, 9492)
 OFFSETS = range(1_000, 22_000, 10)
 EXIT_S_MAX = 15.0
 POLL_S = 0.1
+ADMISSIBLE_S_MAX = 30.0
 
 T = TypeVar("T")
 
@@ -88,12 +95,27 @@ def _free_ports(count: int) -> list[int]:
         return [probe.getsockname()[1] for probe in probes]
 
 
+def tied(command: list[str]) -> list[str]:
+    """A command that ends with the process that started it, however that ends."""
+    found = shutil.which("setpriv")
+    return [found, "--pdeathsig", "KILL", *command] if found else command
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """How brokers are set up to be broken."""
+
+    brokers: int = 5
+    proxied: bool = False
+    clients_proxied: bool = False
+    clocks: bool = False
+    tmpfs_mib: int = 0  # of each broker's folder
+    raft_tmpfs_mib: int = 0  # of its Raft folder alone
+
+
 class Cluster:
-    def __init__(
-        self, root: Path, offset: int, brokers: int, settings: dict[str, str], *, proxied: bool, tmpfs_mib: int = 0
-    ) -> None:
+    def __init__(self, root: Path, offset: int, settings: dict[str, str], layout: Layout) -> None:
         self.root = root
-        self.brokers = brokers
+        self.brokers = layout.brokers
         self.proxy: Proxy | None = None
         self.crashes: list[str] = []
         self.paused: set[int] = set()
@@ -101,10 +123,12 @@ class Cluster:
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._mounted: list[Path] = []
         self._admin: Admin | None = None
-        members = self._create(offset, tmpfs_mib)
-        self.bootstrap = ",".join(f"{HOST}:{member.client}" for member in members.members)
-        if proxied:
-            self.proxy = Proxy(HOST, self._put_proxy_between(members))
+        self._clock_library = find_clock_library() if layout.clocks else None
+        made = self._create(offset, layout)
+        self._made = made
+        self._direct = self.bootstrap = ",".join(f"{HOST}:{member.client}" for member in made.members)
+        if layout.proxied or layout.clients_proxied:
+            self.proxy = Proxy(HOST, self._put_proxy_between(made, layout))
             self.proxy.start()
 
     # -- making ----------------------------------------------------------------------------------------------------
@@ -122,7 +146,13 @@ class Cluster:
     def change_boot_id(self, broker: int) -> None:
         (self.hooks(broker) / "boot-id").write_text(f"{uuid.uuid4()}\n")
 
-    def _create(self, offset: int, tmpfs_mib: int) -> ClusterFile:
+    def set_clock(self, broker: int, offset_s: int) -> None:
+        """Replaced as a whole: the broker reads it whenever it looks at its clock."""
+        fresh = self.hooks(broker) / "clock.new"
+        fresh.write_text(f"{offset_s:+d}s\n")
+        fresh.replace(self.hooks(broker) / "clock")
+
+    def _create(self, offset: int, layout: Layout) -> ClusterFile:
         made = self.root / "made"
         made.mkdir(parents=True)
         flags = {"cluster.brokers": self.brokers, "cluster.port_offset": offset, "cluster.data_dir": str(made)}
@@ -130,38 +160,49 @@ class Cluster:
         for broker in range(self.brokers):
             node = self.node(broker)
             node.mkdir()
-            if tmpfs_mib:
-                self._mount(node, tmpfs_mib)
+            if layout.tmpfs_mib:
+                self._mount(node, layout.tmpfs_mib)
             for name in (CLUSTER_FILE, SECRET_FILE):
                 shutil.copy2(made / name, node / name)
-            shutil.copytree(made / f"broker-{broker}", self.folder(broker))
+            if layout.raft_tmpfs_mib:
+                self._mount(self.folder(broker) / "raft", layout.raft_tmpfs_mib)
+            shutil.copytree(made / f"broker-{broker}", self.folder(broker), dirs_exist_ok=True)
             self.hooks(broker).mkdir()
             self.change_boot_id(broker)
+            self.set_clock(broker, 0)
         shutil.rmtree(made)
         return cluster
 
     def _mount(self, folder: Path, size_mib: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", str(folder)], check=True)
         self._mounted.append(folder)
 
-    def _put_proxy_between(self, cluster: ClusterFile) -> list[Route]:
+    def _put_proxy_between(self, cluster: ClusterFile, layout: Layout) -> list[Route]:
+        """Each broker has its own view: the others, and what it tells clients of itself, stand at the proxy."""
         routes = []
-        ports = iter(_free_ports(3 * self.brokers * (self.brokers - 1)))
+        members = cluster.members
+        ports = iter(_free_ports((3 * self.brokers + 1) * self.brokers))
+
+        def behind(source: int, target: int, port: int) -> int:
+            listen = next(ports)
+            routes.append(Route(source, target, listen, port))
+            return listen
+
+        advertised = {}
         for source in range(self.brokers):
-            members = []
-            for member in cluster.members:
-                seen = member
+            view = list(members)
+            for at, member in enumerate(members if layout.proxied else ()):
                 if member.id != source:
-                    push, raft, peer = next(ports), next(ports), next(ports)
-                    seen = msgspec.structs.replace(member, push=push, raft=raft, peer=peer)
-                    routes += [
-                        Route(source, member.id, push, member.push),
-                        Route(source, member.id, raft, member.raft),
-                        Route(source, member.id, peer, member.peer),
-                    ]
-                members.append(seen)
-            view = msgspec.structs.replace(cluster, members=members)
-            (self.node(source) / CLUSTER_FILE).write_bytes(msgspec.json.encode(view))
+                    push, raft, peer = (behind(source, member.id, p) for p in (member.push, member.raft, member.peer))
+                    view[at] = msgspec.structs.replace(member, push=push, raft=raft, peer=peer)
+            if layout.clients_proxied:
+                advertised[source] = behind(CLIENTS, source, members[source].client)
+                view[source] = msgspec.structs.replace(view[source], advertised=advertised[source])
+            file = msgspec.structs.replace(cluster, members=view)
+            (self.node(source) / CLUSTER_FILE).write_bytes(msgspec.json.encode(file))
+        if advertised:
+            self.bootstrap = ",".join(f"{HOST}:{port}" for port in advertised.values())
         return routes
 
     # -- processes -------------------------------------------------------------------------------------------------
@@ -175,13 +216,21 @@ class Cluster:
         env[LEDGER_VARIABLE] = str(hooks / "ledger")
         env[DELAY_VARIABLE] = str(hooks / "delay")
         env[BOOT_ID_VARIABLE] = str(hooks / "boot-id")
+        if self._clock_library is not None:
+            env |= {
+                "LD_PRELOAD": str(self._clock_library),
+                "FAKETIME_TIMESTAMP_FILE": str(hooks / "clock"),
+                "FAKETIME_NO_CACHE": "1",
+                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+                # Its correction of monotonic waits slows each wait for the interpreter's lock, and brokers severalfold.
+                "FAKETIME_FORCE_MONOTONIC_FIX": "0",
+                "NO_FAKE_STAT": "1",
+            }
         env["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
         command = [sys.executable, "-m", "zmqueue.broker", "--id", str(broker), "--data-dir", str(node)]
-        if tied := shutil.which("setpriv"):
-            command = [tied, "--pdeathsig", "KILL", *command]
         with (self.root / f"broker-{broker}.log").open("ab") as log:
             self._children[broker] = subprocess.Popen(
-                command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                tied(command), env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
 
     def start_all(self) -> None:
@@ -246,6 +295,24 @@ class Cluster:
         fresh.write_text(str(delay_ms))
         fresh.replace(self.hooks(broker) / "delay")
 
+    def port(self, broker: int, name: str) -> int:
+        """Where it really listens: client, push, raft or peer."""
+        return int(getattr(self._made.members[broker], name))
+
+    def rss_bytes(self, broker: int) -> int:
+        """0 of one that ended by itself, which is noted as a crash."""
+        try:
+            pages = Path(f"/proc/{self._children[broker].pid}/statm").read_text().split()[1]
+        except (OSError, IndexError):
+            return 0
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    def open_files(self, broker: int) -> int:
+        try:
+            return len(os.listdir(f"/proc/{self._children[broker].pid}/fd"))
+        except OSError:
+            return 0
+
     def close(self) -> None:
         for child in self._children.values():
             if child.poll() is None:
@@ -267,18 +334,55 @@ class Cluster:
     def admin(self) -> Admin:
         if self._admin is None:
             # Short, as answers are asked for again and again, and some brokers are not there to give one.
-            self._admin = Admin(bootstrap_servers=self.bootstrap, request_timeout_ms=2_000)
+            self._admin = Admin(bootstrap_servers=self._direct, request_timeout_ms=2_000)
         return self._admin
 
     def create_topic(self, name: str, partitions: int, replication: int) -> None:
-        with Admin(bootstrap_servers=self.bootstrap, request_timeout_ms=30_000) as admin:
+        with Admin(bootstrap_servers=self._direct, request_timeout_ms=30_000) as admin:
             admin.create_topic(name, partitions, replication)
 
     def controller(self) -> int:
+        """-1 while there is none."""
         return int(self.ask(lambda: self.admin.describe_cluster().controller_id))
 
     def describe(self, topic: str) -> TopicDescription:
         return self.ask(lambda: self.admin.describe_topic(topic))
+
+    def status(self, broker: int) -> StatusResponse:
+        """A broker's own word, past any proxy."""
+        address = f"{HOST}:{self._made.members[broker].client}"
+        return self.ask(lambda: self.admin.broker_status(address=address))
+
+    def admit(self, broker: int) -> bool:
+        """Let a member whose Raft folder was damaged vote again, as `zmqueue broker admit` does. False if it votes
+        already: not every flipped bit is one that counts."""
+        deadline = time.monotonic() + ADMISSIBLE_S_MAX
+        while True:
+            answers = {member: self.status(member) for member in range(self.brokers)}
+            if answers[broker].voting:
+                return False
+            why = refusal(broker, answers)
+            if why is None:
+                break
+            if time.monotonic() > deadline:
+                raise NotHealed(f"broker {broker} cannot be admitted: {why}")
+            time.sleep(POLL_S)
+        self.stop(broker)
+        format_folder(self.folder(broker) / "raft", self._made.cluster_id, broker, admit=True)
+        self.start(broker)
+        return True
+
+    def accept_loss(self, topic: str) -> None:
+        """As an operator would: of each partition without a leader, the copy leads that has the most."""
+        best: dict[int, ReplicaDescription] = {}
+        for replica in self.ask(lambda: self.admin.describe_replicas(topic)):
+            known = best.get(replica.partition)
+            if known is None or (replica.last_epoch, replica.log_end) > (known.last_epoch, known.log_end):
+                best[replica.partition] = replica
+        for partition in self.describe(topic).partitions:
+            if partition.leader < 0:
+                number, broker = partition.partition, best[partition.partition].broker
+                self.ask(functools.partial(self.admin.elect_unclean, topic, number, broker))
 
     def ask(self, question: Callable[[], T], timeout_s: float = 30.0) -> T:
         """Again and again until there is an answer; what cannot be answered in time is NotHealed."""
@@ -316,13 +420,19 @@ class Cluster:
         return None
 
 
+def find_clock_library() -> Path:
+    """The shared object of libfaketime, which the package of that name carries."""
+    found = importlib.util.find_spec("libfaketime")
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError("clocks are moved by libfaketime: pip install libfaketime")
+    return Path(found.origin).parent / "vendor" / "libfaketime" / "src" / "libfaketime.so.1"
+
+
 @contextlib.contextmanager
-def cluster_in(
-    root: Path, settings: dict[str, str], *, brokers: int = 5, proxied: bool = False, tmpfs_mib: int = 0
-) -> Iterator[Cluster]:
+def cluster_in(root: Path, settings: dict[str, str], layout: Layout) -> Iterator[Cluster]:
     """A started cluster; nothing of it runs afterwards, whatever happens."""
-    with reserved_offset(brokers) as offset:
-        cluster = Cluster(root, offset, brokers, settings, proxied=proxied, tmpfs_mib=tmpfs_mib)
+    with reserved_offset(layout.brokers) as offset:
+        cluster = Cluster(root, offset, settings, layout)
         try:
             cluster.start_all()
             cluster.await_whole([])

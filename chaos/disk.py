@@ -1,7 +1,7 @@
 """What disks do to the folder of a broker that does not run, and what its replicas hold at the end.
 
 Damage is chosen by a seeded `random.Random`. The Raft folder is spared unless it is named: a member that forgot its
-vote takes no part in votes any more, and a cluster survives only two of those, so scenarios name one broker for it.
+vote takes no part in votes until it is admitted again, so that is damaged on one broker at a time.
 
 The power cut follows the fsync ledger (zmqueue/log/watched.py). A file keeps what was synced; of what was written after
 that, any prefix survives. Names are taken as durable once written, and the Raft journal, which syncs before it promises
@@ -22,6 +22,7 @@ from zmqueue.wire.batch import HEADER_BYTES, parse_header
 
 PARTITIONS = "partitions"
 ZERO_BYTES = 4096
+RAFT_FILES = ("meta", "journal", "vote", "snapshot")  # what is read of the folder; the rest is room, or was put aside
 
 
 def segments(folder: Path) -> list[Path]:
@@ -53,7 +54,7 @@ def flip(folder: Path, rng: random.Random, flips: int, *, raft: bool = False) ->
     candidates = [*segments(folder), *(path for name in ("meta", "session") if (path := folder / name).exists())]
     if raft:
         candidates = [path for path in sorted((folder / "raft").glob("*")) if path.is_file() and path.stat().st_size]
-        candidates = [path for path in candidates if path.name != "reserve"]
+        candidates = [path for path in candidates if path.name in RAFT_FILES]
     if not candidates:
         return "nothing to flip"
     touched = set()

@@ -4,7 +4,8 @@ Every broker gets a `cluster.json` of its own in which each peer stands at a por
 and kind of link. The proxy forwards to the peer's real port. A cut direction forwards nothing: connections stay open
 and stall, new ones are accepted and lead nowhere, as with packets that are dropped. Healing lets what was held go on.
 
-Clients know the real ports, so they reach both sides of a partition. One thread with one event loop carries it all.
+Clients know the real ports, so they reach both sides of a partition; or, where a run wants to cut them off as well,
+every broker advertises a port of the proxy for its client port. One thread with one event loop carries it all.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import NamedTuple
 
 _CHUNK_BYTES = 1 << 16
 _START_S_MAX = 10.0
+
+CLIENTS = -1  # as the source of a route: all of them
 
 
 class Route(NamedTuple):
@@ -54,9 +57,10 @@ class Proxy:
         for pair in pairs:
             self._loop.call_soon_threadsafe(self._gates[pair].clear)
 
-    def heal(self) -> None:
-        for gate in self._gates.values():
-            self._loop.call_soon_threadsafe(gate.set)
+    def heal(self, pairs: Iterable[tuple[int, int]] | None = None) -> None:
+        """These pairs, or all."""
+        for pair in self._gates if pairs is None else pairs:
+            self._loop.call_soon_threadsafe(self._gates[pair].set)
 
     async def _listen(self) -> None:
         for route in self._routes:

@@ -1,33 +1,29 @@
-"""What a run showed: a table for the terminal, the same as JSON, and a picture of faults and throughput over time.
-
-`python -m chaos.report FILE...` makes the table of docs/chaos.md from the JSON of runs.
-"""
+"""What a run showed: a table for the terminal, the same as JSON, and a picture of faults and throughput over time."""
 
 from __future__ import annotations
 
 import html
-import json
-import sys
+from bisect import bisect_left
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from chaos.checker import Gap, Verdict, quantile
 from chaos.history import INVOKE, OK, Event
-from chaos.scenario import Scenario
+from chaos.scenario import Scenario, Targets
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _STRIP_MAX = 100
 
 
 class Injected(msgspec.Struct, frozen=True):
-    """One fault: from when to when it lasted."""
+    """One fault: from when to when it lasted, and how many repetitions it stands for."""
 
     text: str
     begin_s: float
     end_s: float
+    repetitions: int = 1
 
 
 class Timeline(msgspec.Struct):
@@ -48,11 +44,13 @@ class Report(msgspec.Struct):
     seed: int
     seconds: float
     faults: int
+    repetitions: int
     verdict: Verdict
     anomalies: dict[str, int]
     gap_p50_s: float
     gap_p99_s: float
     gap_max_s: float
+    measures: dict[str, float]
     targets: list[Target]
     errors: dict[str, int]
     timeline: Timeline
@@ -76,6 +74,56 @@ def timeline(events: Iterable[Event], faults: list[Injected]) -> Timeline:
     return Timeline(seconds, faults)
 
 
+def latency_ratio(
+    events: Iterable[Event], windows: Iterable[tuple[bool, float, float, frozenset[str]]]
+) -> dict[str, float]:
+    """The p99 of sends that began in calm windows and in the others, and how many times the one is the other."""
+    begun: dict[int, float] = {}
+    sends: list[tuple[float, float, str]] = []
+    for event in events:
+        if event.f == "send" and event.a != 1:
+            if event.e == INVOKE:
+                begun[event.v] = event.t
+            elif event.e == OK and (at := begun.pop(event.v, None)) is not None:
+                sends.append((at, event.t - at, event.k))
+    sends.sort()
+    found: dict[bool, list[float]] = {True: [], False: []}
+    for calm, begin_s, end_s, keys in windows:
+        some = sends[bisect_left(sends, (begin_s,)) : bisect_left(sends, (end_s,))]
+        found[calm] += (latency_s for _, latency_s, key in some if not keys or key in keys)
+    if not found[True] or not found[False]:
+        return {}
+    calm_s, pressed_s = quantile(found[True], 0.99), quantile(found[False], 0.99)
+    return {
+        "p99_calm_ms": round(1000 * calm_s, 1),
+        "p99_pressed_ms": round(1000 * pressed_s, 1),
+        "p99_ratio": round(pressed_s / max(calm_s, 1e-6), 2),
+    }
+
+
+def found(gaps: Iterable[Gap], unknown: int, measures: dict[str, float]) -> dict[str, float]:
+    """Everything that targets may be set for, as far as it was measured."""
+    plain, of_controllers = gaps_of(gaps)
+    values = {**measures, "unknown": float(unknown)}
+    if plain:
+        values |= {
+            "gap_p50_s": round(quantile(plain, 0.5), 3),
+            "gap_p99_s": round(quantile(plain, 0.99), 3),
+            "gap_max_s": round(max(plain), 3),
+        }
+    if of_controllers:
+        values["gap_controller_p99_s"] = round(quantile(of_controllers, 0.99), 3)
+    return values
+
+
+def compare(targets: Targets, values: dict[str, float]) -> list[Target]:
+    return [
+        Target(name, goal, values[name], values[name] <= goal)
+        for name, goal in targets.wanted().items()
+        if name in values
+    ]
+
+
 def make(
     scenario: Scenario,
     name: str,
@@ -85,31 +133,25 @@ def make(
     more: dict[str, int],
     errors: dict[str, int],
     line: Timeline,
+    measures: dict[str, float] | None = None,
 ) -> Report:
     """`more` are anomalies that no history shows: brokers that crashed, a cluster that did not become whole."""
-    gaps, of_controllers = gaps_of(verdict.gaps)
-    p50, p99, most = quantile(gaps, 0.5), quantile(gaps, 0.99), max(gaps, default=0.0)
-    wanted = scenario.targets
-    pairs = [
-        ("gap_p50_s", wanted.gap_p50_s, p50),
-        ("gap_p99_s", wanted.gap_p99_s, p99),
-        ("gap_max_s", wanted.gap_max_s, most),
-        ("gap_controller_p99_s", wanted.gap_controller_p99_s, quantile(of_controllers, 0.99)),
-        ("unknown", wanted.unknown_max, float(verdict.unknown + verdict.failed)),
-    ]
-    targets = [Target(what, goal, round(found, 3), found <= goal) for what, goal, found in pairs if goal is not None]
+    measures = measures or {}
+    values = found(verdict.gaps, verdict.unknown + verdict.failed, measures)
     return Report(
         scenario=name,
         row=scenario.row,
         seed=seed,
         seconds=round(seconds, 1),
         faults=len(line.faults),
+        repetitions=sum(fault.repetitions for fault in line.faults),
         verdict=verdict,
         anomalies={**verdict.counts, **{what: count for what, count in more.items() if count}},
-        gap_p50_s=round(p50, 3),
-        gap_p99_s=round(p99, 3),
-        gap_max_s=round(most, 3),
-        targets=targets,
+        gap_p50_s=values.get("gap_p50_s", 0.0),
+        gap_p99_s=values.get("gap_p99_s", 0.0),
+        gap_max_s=values.get("gap_max_s", 0.0),
+        measures=measures,
+        targets=compare(scenario.targets, values),
         errors=errors,
         timeline=line,
     )
@@ -135,7 +177,7 @@ def as_text(report: Report) -> str:
     verdict = report.verdict
     rows = [
         ("scenario", f"{report.scenario} (row {report.row}), seed {report.seed}, {report.seconds:g} s"),
-        ("faults", str(report.faults)),
+        ("faults", f"{report.faults}, repetitions {report.repetitions}"),
         ("sent", f"{verdict.sent}: {verdict.failed} failed, {verdict.unknown} unknown"),
         ("acknowledged", f"{verdict.acked}, {verdict.acked_single} of them by one replica"),
         ("polled", f"{verdict.polled} records, largest lag {verdict.lag_s_max:.1f} s"),
@@ -150,6 +192,8 @@ def as_text(report: Report) -> str:
         rows.append(("acks=1", f"{verdict.acked_leader}, of them lost {verdict.lost_leader}"))
     if verdict.lost_single or verdict.lost_allowed:
         rows.append(("lost, allowed", f"{verdict.lost_single} sole copies, {verdict.lost_allowed} unsynced"))
+    if report.measures:
+        rows.append(("measured", ", ".join(f"{name} {value:g}" for name, value in sorted(report.measures.items()))))
     rows += [
         ("target", f"{target.name} {target.found:g} of {target.wanted:g}{'' if target.met else '  MISSED'}")
         for target in report.targets
@@ -217,50 +261,3 @@ def as_svg(report: Report) -> str:
     ticks = range(0, len(seconds), max(1, len(seconds) // 10))
     parts += [f'<text x="{x(at)}" y="{_HEIGHT - 12}" font-size="11">{at} s</text>' for at in ticks]
     return "\n".join([*parts, "</svg>", ""])
-
-
-# -- several runs ----------------------------------------------------------------------------------------------------
-
-
-def as_markdown(runs: Iterable[dict[str, Any]]) -> str:
-    """One line per scenario, from what `as_json` gave."""
-    by_name: dict[tuple[int, str], list[dict[str, Any]]] = {}
-    for run in runs:
-        by_name.setdefault((run["row"], run["scenario"]), []).append(run)
-    lines = [
-        "| row | scenario | runs (seeds) | seconds | faults | acknowledged | by one replica | unknown | anomalies"
-        " | gap p50 / p99 / max, s | where Raft was led, s |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for (row, name), some in sorted(by_name.items()):
-        verdicts = [run["verdict"] for run in some]
-        plain, of_controllers = gaps_of(Gap(*gap) for verdict in verdicts for gap in verdict["gaps"])
-        named: dict[str, int] = {}
-        for run in some:
-            for anomaly, count in run["anomalies"].items():
-                named[anomaly] = named.get(anomaly, 0) + count
-        cells = [
-            row,
-            f"`{name}`",
-            f"{len(some)} ({', '.join(str(run['seed']) for run in some)})",
-            round(sum(run["seconds"] for run in some)),
-            sum(run["faults"] for run in some),
-            sum(verdict["acked"] for verdict in verdicts),
-            sum(verdict["acked_single"] for verdict in verdicts),
-            sum(verdict["unknown"] + verdict["failed"] for verdict in verdicts),
-            ", ".join(f"{anomaly} {count}" for anomaly, count in sorted(named.items())) or "0",
-            _spread(plain),
-            _spread(of_controllers),
-        ]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
-
-
-def _spread(gaps: list[float]) -> str:
-    if not gaps:
-        return ""
-    return f"{quantile(gaps, 0.5):.2f} / {quantile(gaps, 0.99):.2f} / {max(gaps):.2f} ({len(gaps)})"
-
-
-if __name__ == "__main__":
-    print(as_markdown(json.loads(Path(name).read_text()) for name in sys.argv[1:]))

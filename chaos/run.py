@@ -3,14 +3,15 @@
 
 Exit codes: 0 no anomaly, 1 anomalies (or, with --strict, a missed target), 2 usage, 130 interrupted.
 
-A run: start five brokers, load them, inject faults until the time is over, heal, stop the load, read everything twice,
-stop the brokers, compare the replicas, check the history. The seed decides faults, victims and times; threads and
-processes are as they are, so a seed gives a similar run and not the same one.
+A run: start five brokers, load them, inject faults until the time is over or there were enough (`--faults`), heal, stop
+the load, read everything twice, stop the brokers, compare the replicas, check the history. The seed decides faults,
+victims and times; threads and processes are as they are, so a seed gives a similar run and not the same one.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import shutil
@@ -18,7 +19,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,15 +28,18 @@ if str(ROOT) not in sys.path:  # started as a script
 
 from chaos import disk, report, scenario, workload  # noqa: E402
 from chaos.checker import Rules, Verdict, check  # noqa: E402
-from chaos.cluster import Cluster, NotHealed, cluster_in  # noqa: E402
-from chaos.faults import HARNESS, Faults  # noqa: E402
+from chaos.cluster import Cluster, Layout, NotHealed, cluster_in  # noqa: E402
+from chaos.faults import HARNESS, Faults, Hit, Plan, Window, is_fault  # noqa: E402
 from chaos.history import OK, Recorder, read_file  # noqa: E402
 from chaos.report import Injected  # noqa: E402
 from chaos.scenario import Scenario, Step  # noqa: E402
 
 Say = Callable[[str], None]
 
+SECONDS = 60.0
+SECONDS_MAX = 86_400.0
 LOAD_S = 2.0  # of load before the first fault
+CALM_AFTER_S = 0.5  # of that: what clients do at their beginning is not counted as calm
 HEAL_S_MAX = 90.0
 OFFLINE_S = 3.0  # in which a partition that must not have a leader is given time to get one
 
@@ -43,52 +47,67 @@ OFFLINE_S = 3.0  # in which a partition that must not have a leader is given tim
 class Run:
     """One run of one scenario."""
 
-    def __init__(self, name: str, spec: Scenario, seed: int, seconds: float, folder: Path, say: Say) -> None:
+    def __init__(
+        self,
+        name: str,
+        spec: Scenario,
+        seed: int,
+        seconds: float,
+        folder: Path,
+        say: Say,
+        repetitions_max: int | None = None,
+    ) -> None:
         self.name, self.spec, self.seed, self.seconds = name, spec, seed, seconds
         self.folder = folder
         self.history = folder / "history.jsonl"
         self.injected: list[Injected] = []
         self.problems: dict[str, list[str]] = {"CRASH": [], "NOT-HEALED": [], "CLIENT": [], "UNCLEAN-LEADER": []}
         self.errors: dict[str, int] = {}
+        self.measures: dict[str, float] = {}
+        self._repetitions_max = repetitions_max
+        self._windows: list[Window] = []
         self._say = say
         self._rng = random.Random(seed)
         self._topics: list[str] = [topic for topic in ("w1", "w4") if topic in spec.workloads]
-        if unknown := [step.fault for step in spec.steps if not hasattr(Faults, step.fault)]:
+        if unknown := [step.fault for step in spec.steps if not is_fault(step.fault)]:
             raise scenario.ScenarioError(f"{name}: no fault is called {unknown[0]!r}")
 
     def run(self) -> None:
         spec = self.spec
+        layout = Layout(
+            proxied=spec.proxied,
+            clients_proxied=spec.clients_proxied,
+            clocks=spec.clocks,
+            tmpfs_mib=spec.tmpfs_mib,
+            raft_tmpfs_mib=spec.raft_tmpfs_mib,
+        )
         with (
             Recorder(self.history) as recorder,
-            cluster_in(
-                self.folder / "cluster", spec.settings, proxied=spec.proxied, tmpfs_mib=spec.tmpfs_mib
-            ) as cluster,
+            cluster_in(self.folder / "cluster", spec.settings, layout) as cluster,
         ):
             for topic in self._topics:
                 cluster.create_topic(topic, spec.partitions, spec.replication)
             cluster.await_whole(self._topics)
-            faults = Faults(
-                cluster,
-                recorder,
-                self._rng,
-                self._topics,
-                loses_unsynced=spec.loses_unsynced,
-                fsync_delay_ms=spec.fsync_delay_ms,
-            )
+            plan = Plan(self._topics, self.seconds, spec.loses_unsynced, spec.fsync_delay_ms)
+            faults = Faults(cluster, recorder, self._rng, plan)
             load = self._load(recorder, cluster)
+            began = time.monotonic()
             try:
                 self._break(recorder, faults)
-                if not spec.ends_offline:
-                    self._heal(cluster, faults)
+                self.seconds = time.monotonic() - began
+                self._heal(cluster, faults)
                 load.stop()
-                if not spec.ends_offline:
-                    self._read(recorder, cluster)
-                    self._dump_replicas(recorder, cluster)
+                self._read(recorder, cluster)
+                self._dump_replicas(recorder, cluster)
             except NotHealed as error:
                 self._problem("NOT-HEALED", str(error))
             except RuntimeError as error:
                 self._problem("CLIENT", str(error))
+            finally:
+                faults.end_children()
             self.errors = dict(load.errors)
+            self._windows += faults.windows
+            self.measures |= faults.measures
             for crash in cluster.crashes:
                 self._problem("CRASH", crash)
 
@@ -98,7 +117,7 @@ class Run:
 
     def _load(self, recorder: Recorder, cluster: Cluster) -> workload.Workload:
         spec = self.spec
-        load = workload.Workload(recorder, cluster.bootstrap)
+        load = workload.Workload(recorder, cluster.bootstrap, spec.delivery_timeout_ms)
         p = 0
         for topic, acks in (("w1", "all"), ("w4", "1")):
             if topic not in self._topics:
@@ -119,27 +138,51 @@ class Run:
 
     def _break(self, recorder: Recorder, faults: Faults) -> None:
         until = time.monotonic() + self.seconds
+        calm_since = recorder.now() + CALM_AFTER_S
         time.sleep(LOAD_S)
-        nth = 0
-        while time.monotonic() < until:
-            step = self._choose(nth)
-            nth += 1
-            acked, began = recorder.acked, recorder.now()
-            hit = getattr(faults, step.fault)(**step.arguments)
-            time.sleep(self._rng.uniform(*step.hold_s))
-            hit.undo()
-            ended = recorder.add(HARNESS, OK, "fault", x=hit.text)
-            self.injected.append(Injected(hit.text, began, ended))
-            if self.spec.ends_offline:
-                self._check_offline(faults.cluster)
+        for nth in itertools.count():
+            if time.monotonic() >= until or self._is_enough():
                 return
+            acked, began = recorder.acked, recorder.now()
+            self._note_window(True, calm_since, began)
+            steps = self._choose(nth)
+            self._inject(recorder, faults, steps)
+            if self.spec.accepts_loss:
+                self._check_offline(faults.cluster)
+            ended = recorder.now()
             faults.cluster.await_whole(self._topics, HEAL_S_MAX)
-            whole = recorder.now()
-            time.sleep(self._rng.uniform(*step.rest_s))
+            calm_since = recorder.now()
+            whole_s = calm_since - ended
+            self.measures["whole_s"] = round(max(whole_s, self.measures.get("whole_s", 0.0)), 2)
+            time.sleep(self._rng.uniform(*(steps[-1].rest_s or self.spec.rest_s)))
+            texts = "; ".join(fault.text for fault in self.injected[-len(steps) :])
             self._say(
-                f"{began:7.1f} s  {hit.text}; {ended - began:.1f} s, whole {whole - ended:.1f} s later,"
+                f"{began:7.1f} s  {texts}; {ended - began:.1f} s, whole {whole_s:.1f} s later,"
                 f" {recorder.acked - acked} records acknowledged"
             )
+
+    def _is_enough(self) -> bool:
+        return (
+            self._repetitions_max is not None
+            and sum(fault.repetitions for fault in self.injected) >= self._repetitions_max
+        )
+
+    def _inject(self, recorder: Recorder, faults: Faults, steps: list[Step]) -> None:
+        """The second of a pair begins when the first has lasted its time; then they are taken back in that order."""
+        begun: list[tuple[Hit, float]] = []
+        for step in steps:
+            began = recorder.now()
+            begun.append((getattr(faults, step.fault)(**step.arguments), began))
+            time.sleep(self._rng.uniform(*step.hold_s))
+        for hit, began in begun:
+            self._note_window(False, began + (self.spec.settle_s or 0.0), recorder.now(), hit.keys)
+            hit.undo()
+            ended = recorder.add(HARNESS, OK, "fault", x=hit.text)
+            self.injected.append(Injected(hit.text, began, ended, hit.repetitions))
+
+    def _note_window(self, calm: bool, begin_s: float, end_s: float, keys: Iterable[str] = ()) -> None:
+        if self.spec.settle_s is not None and begin_s < end_s:
+            self._windows.append(Window(calm, begin_s, end_s, frozenset(keys)))
 
     def _check_offline(self, cluster: Cluster) -> None:
         cluster.await_whole([], HEAL_S_MAX)
@@ -151,12 +194,18 @@ class Run:
                     name = workload.key(topic, partition.partition)
                     self._problem("UNCLEAN-LEADER", f"{name} is led by {partition.leader}")
             self._say(f"{topic}: {sum(p.leader < 0 for p in partitions)} of {len(partitions)} partitions are offline")
+            cluster.accept_loss(topic)
 
-    def _choose(self, nth: int) -> Step:
+    def _choose(self, nth: int) -> list[Step]:
+        """One step, or two that may last at the same time."""
         steps = self.spec.steps
-        if self.spec.order == "random":
-            return self._rng.choices(steps, [step.weight for step in steps])[0]
-        return steps[nth % len(steps)]
+        if self.spec.order == "cycle":
+            return [steps[nth % len(steps)]]
+        chosen = self._rng.choices(steps, [step.weight for step in steps])
+        if chosen[0].pairs and self._rng.random() < self.spec.pair_share:
+            others = [step for step in steps if step.pairs]
+            chosen += self._rng.choices(others, [step.weight for step in others])
+        return chosen
 
     def _heal(self, cluster: Cluster, faults: Faults) -> None:
         faults.heal()
@@ -189,13 +238,17 @@ class Run:
         verdict = check(read_file(self.history), Rules(lag_s_max=self.spec.lag_s_max)) if judged else Verdict()
         line = report.timeline(read_file(self.history), self.injected)
         more = {name: len(texts) for name, texts in self.problems.items()}
-        return report.make(self.spec, self.name, self.seed, self.seconds, verdict, more, self.errors, line)
+        measures = self.measures | report.latency_ratio(read_file(self.history), self._windows)
+        return report.make(self.spec, self.name, self.seed, self.seconds, verdict, more, self.errors, line, measures)
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="chaos/run.py", description="Break a cluster and judge what clients saw.")
     parser.add_argument("scenario", help=f"one of {', '.join(scenario.names())}, or a file")
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long faults are injected")
+    parser.add_argument("--seconds", type=float, default=None, help=f"how long faults are injected ({SECONDS:g})")
+    parser.add_argument(
+        "--faults", type=int, default=None, metavar="N", help="end after so many, however long it takes"
+    )
     parser.add_argument("--seed", type=int, default=None, help="default: chosen, and printed")
     parser.add_argument("--check", action="store_true", help="check the history; any anomaly is exit code 1")
     parser.add_argument("--strict", action="store_true", help="a missed time target is exit code 1 as well")
@@ -203,13 +256,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=None, help="where the run lives; default: a temporary folder")
     parser.add_argument("-o", "--output", choices=["text", "json"], default="text")
     options = parser.parse_args(arguments)
-    if not 0 < options.seconds <= 86_400:
-        parser.error("--seconds is out of range")
+    if options.seconds is None:
+        options.seconds = SECONDS if options.faults is None else SECONDS_MAX
+    if not 0 < options.seconds <= SECONDS_MAX or (options.faults is not None and options.faults < 1):
+        parser.error("--seconds or --faults is out of range")
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 31)
     # Resolved: the ledger names files by where they really are.
     folder = Path(tempfile.mkdtemp(prefix="zmqueue-chaos-", dir=options.folder)).resolve()
     try:
-        run = Run(Path(options.scenario).stem, scenario.load(options.scenario), seed, options.seconds, folder, _say)
+        spec = scenario.load(options.scenario)
+        run = Run(Path(options.scenario).stem, spec, seed, options.seconds, folder, _say, options.faults)
     except scenario.ScenarioError as error:
         folder.rmdir()
         parser.error(str(error))

@@ -4,13 +4,21 @@ about            one line
 row              of the table of faults that it covers
 workloads        w1, w4, w5
 order            cycle: the steps one after the other; random: any of them, by the seed
+pair_share       of the steps with `pairs`, in a random order: how many are joined by another such while they last
 fsync_delay_ms   every sync takes this much longer, so that more is written and not synced when power is cut
-ends_offline     the first fault leaves every partition without a replica to believe: it must stay without a leader
-proxied          links between brokers go through a proxy, which can cut them
-[[steps]]        fault (a method of Faults), hold_s and rest_s [least, most]: how long it lasts, and how long after it
-                 nothing happens; weight, for a random order; arguments, for the fault
-[targets]        gap_p50_s, gap_p99_s, gap_max_s: seconds without an acknowledgement; gap_controller_p99_s: where the
-                 victim led Raft, which the others leave out; unknown_max: sends not acknowledged in the end
+accepts_loss     a fault leaves every partition without a replica to believe: it must stay without a leader until an
+                 operator accepts the loss
+control          must end with anomalies: what it does, nothing can survive
+proxied          links between brokers go through a proxy, which can cut them; clients_proxied: those of clients as well
+clocks           brokers' wall clocks can be moved (libfaketime)
+settle_s         latency is compared: during faults, from so long after their beginning, with that between them
+rest_s           [least, most]: how long nothing happens after a fault; a step may have its own
+[[steps]]        fault (a method of Faults); hold_s [least, most]: how long it lasts; weight, for a random order; pairs,
+                 see above; arguments, for the fault
+[targets]        none may be exceeded. gap_p50_s, gap_p99_s, gap_max_s: seconds without an acknowledgement;
+                 gap_controller_p99_s: where the victim led Raft, which the others leave out; whole_s: until all
+                 replicas are in sync again; unknown: sends not acknowledged in the end; p99_ratio: of latency under
+                 pressure to that in calm; rss_growth_mib, fds_left, clear_s: see chaos/faults/pressure.py
 """
 
 from __future__ import annotations
@@ -26,6 +34,7 @@ FOLDER = Path(__file__).parent / "scenarios"
 
 Seconds = Annotated[float, Meta(ge=0, le=3_600)]
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
+Bound = Annotated[float, Meta(ge=0)]
 
 
 class ScenarioError(Exception):
@@ -35,17 +44,28 @@ class ScenarioError(Exception):
 class Step(Struct, frozen=True, forbid_unknown_fields=True):
     fault: str
     hold_s: tuple[Seconds, Seconds] = (0.5, 2.0)
-    rest_s: tuple[Seconds, Seconds] = (0.3, 1.0)
+    rest_s: tuple[Seconds, Seconds] | None = None
     weight: Count = 1
+    pairs: bool = False
     arguments: dict[str, Any] = {}
 
 
 class Targets(Struct, frozen=True, forbid_unknown_fields=True):
+    """Upper bounds, each named as what is measured for it."""
+
     gap_p50_s: Seconds | None = None
     gap_p99_s: Seconds | None = None
     gap_max_s: Seconds | None = None
     gap_controller_p99_s: Seconds | None = None
-    unknown_max: Annotated[int, Meta(ge=0)] | None = None
+    whole_s: Seconds | None = None
+    unknown: Bound | None = None
+    p99_ratio: Bound | None = None
+    rss_growth_mib: Bound | None = None
+    fds_left: Bound | None = None
+    clear_s: Seconds | None = None
+
+    def wanted(self) -> dict[str, float]:
+        return {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
 
 
 class Scenario(Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,9 +79,17 @@ class Scenario(Struct, frozen=True, forbid_unknown_fields=True):
     per_second: Count = 500
     producers: Count = 2
     consumers: Count = 2
+    rest_s: tuple[Seconds, Seconds] = (0.3, 1.0)
+    pair_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
     proxied: bool = False
-    ends_offline: bool = False
+    clients_proxied: bool = False
+    clocks: bool = False
+    control: bool = False
+    accepts_loss: bool = False
     tmpfs_mib: int = 0
+    raft_tmpfs_mib: int = 0
+    settle_s: Seconds | None = None
+    delivery_timeout_ms: Count = 30_000
     fsync_delay_ms: Annotated[int, Meta(ge=0, le=10_000)] = 0  # of every broker, all the time
     lag_s_max: Seconds = 40.0
     settings: dict[str, str] = {}

@@ -27,6 +27,7 @@ from zmqueue.errors import InvalidRecord, MessageTooLarge, ZmqueueError
 POLL_MS = 200
 SAMPLE_S = 0.5
 CHURN_S = 0.5
+CHURN_YOUNG, CHURN_OLD = 3, 43  # how many topics later one is deleted; both leave the same remainder of four
 FLUSH_S_MAX = 40.0
 JOIN_S_MAX = 60.0
 FINAL_S_MAX = 90.0
@@ -45,8 +46,9 @@ def key(topic: str, partition: int) -> str:
 class Workload:
     """Starts and ends its threads together. `errors` counts what operations ended with."""
 
-    def __init__(self, recorder: Recorder, bootstrap: str) -> None:
+    def __init__(self, recorder: Recorder, bootstrap: str, delivery_timeout_ms: int = 30_000) -> None:
         self.recorder = recorder
+        self._delivery_timeout_ms = delivery_timeout_ms
         self.bootstrap = bootstrap
         self.errors: Counter[str] = Counter()
         self._numbers = itertools.count()
@@ -103,8 +105,8 @@ class Workload:
             bootstrap_servers=self.bootstrap,
             acks=acks,
             max_block_ms=5_000,
-            delivery_timeout_ms=30_000,
-            request_timeout_ms=10_000,
+            delivery_timeout_ms=self._delivery_timeout_ms,
+            request_timeout_ms=min(10_000, self._delivery_timeout_ms // 2),
         )
         add, a = self.recorder.add, 1 if acks == "1" else -1
         due = time.monotonic()
@@ -163,8 +165,10 @@ class Workload:
                     return
                 name = f"churn-{n}"
                 self._topic(p, name, "create", partial(admin.create_topic, name, 3, 2))
-                if n >= 3 and n % 4:
-                    old = f"churn-{n - 3}"
+                # One in four stays for a while, and not for ever: a longer run must not be one of a larger cluster.
+                before = n - (CHURN_YOUNG if n % 4 else CHURN_OLD)
+                if before >= 0:
+                    old = f"churn-{before}"
                     self._topic(p, old, "delete", partial(admin.delete_topic, old))
 
     def _topic(self, p: int, name: str, what: str, do: Callable[[], object]) -> None:

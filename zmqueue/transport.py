@@ -16,7 +16,7 @@ import os
 import secrets
 import select
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import zmq
 import zmq.backend
@@ -42,6 +42,14 @@ _send: Any = zmq.backend.Socket.send
 _receive: Any = zmq.backend.Socket.recv
 _NOW = int(zmq.DONTWAIT)
 _MORE = int(zmq.DONTWAIT | zmq.SNDMORE)
+_REFUSED = object()
+
+
+class Departure(Protocol):
+    """What was sent: `done` when its bytes have gone to the network, or were dropped with their connection."""
+
+    @property
+    def done(self) -> bool: ...
 
 
 class Socket:
@@ -53,21 +61,29 @@ class Socket:
         self._monitor = monitor
 
     def send(self, frames: Frames) -> bool:
+        # A large frame is cheaper to lend to ZeroMQ than to copy.
+        return self._put(frames, len(frames[-1]) < LENT_BYTES_MIN, False) is not _REFUSED
+
+    def send_traced(self, frames: Frames) -> Departure | None:
+        """As `send`, where it matters when the bytes are gone; None where that says False. Frames leave in their order,
+        so the last one, lent whatever its size, tells of all."""
+        sent = self._put(frames, False, True)
+        return None if sent is _REFUSED else sent
+
+    def _put(self, frames: Frames, copied: bool, traced: bool) -> Any:
         self._used[self] = None
         send, raw = _send, self._raw
         *first, last = frames
         try:
             for frame in first:
                 send(raw, frame, _MORE)
-            # A large frame is cheaper to lend to ZeroMQ than to copy.
-            send(raw, last, _NOW, len(last) < LENT_BYTES_MIN)
+            return send(raw, last, _NOW, copied, traced)
         except zmq.Again:
-            return False  # only ever of the first frame: a message is queued whole or not at all
+            return _REFUSED  # only ever of the first frame: a message is queued whole or not at all
         except zmq.ZMQError as error:
             if error.errno == zmq.EHOSTUNREACH:
-                return False
+                return _REFUSED
             raise NetworkError(str(error)) from error
-        return True
 
     def receive(self) -> Frames | None:
         self._used[self] = None
@@ -148,6 +164,7 @@ class Transport:
         raw.setsockopt(zmq.ROUTER_MANDATORY, 1)
         # A peer may be back before its loss was noticed here; without this it would be ignored for ever.
         raw.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        raw.copy_threshold = 0  # else small frames would be copied, and traced ones be done at once
         self._bind(raw, host, port)
         return self._watched(raw, on_ready)
 

@@ -40,10 +40,10 @@ def chaos(folder: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_swarm_of_faults_shows_no_anomaly(tmp_path: Path) -> None:
-    code, report, said = chaos(tmp_path, "swarm", "--seconds", "30", "--seed", "7")
+    code, report, said = chaos(tmp_path, "swarm", "--seconds", "60", "--seed", "7")
     assert report["anomalies"] == {}, said
     assert code == 0
-    assert report["faults"] >= 3
+    assert report["faults"] >= 6
     assert report["verdict"]["acked"] > 1_000
 
 
@@ -55,6 +55,24 @@ def test_killed_leaders_show_no_anomaly(tmp_path: Path) -> None:
     assert code == 0
     assert report["faults"] >= 2
     assert report["verdict"]["gaps"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_clients_cut_off_from_a_leader_get_typed_errors_and_no_duplicates(tmp_path: Path) -> None:
+    code, report, said = chaos(tmp_path, "client-cut-off", "--faults", "2", "--seed", "7")
+    assert report["anomalies"] == {}, said
+    assert code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_strangers_neither_end_a_broker_nor_fill_it(tmp_path: Path) -> None:
+    code, report, said = chaos(tmp_path, "garbage", "--seconds", "25", "--seed", "7")
+    assert report["anomalies"] == {}, said
+    assert code == 0
+    assert report["repetitions"] > 1_000
+    assert report["measures"]["rss_growth_mib"] <= 64
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from zmqueue.config import Config
 from zmqueue.core import commands as c
 from zmqueue.core import effects as e
 from zmqueue.core.cluster import Applied
+from zmqueue.core.leader import Leader
 from zmqueue.core.metadata import ClusterState
 from zmqueue.core.node import Node
 from zmqueue.errors import StorageFailed, ZmqueueError
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 CLUSTER = "simulated"
 FOLDER = "/data"
+RAFT_LOOK_MS = 100
 Mirror = list[tuple[int, int, int, int]]  # epoch, producer, sequence and checksum of each record, by offset
 
 
@@ -260,8 +262,8 @@ class SimExecutor(Executor):
     def _flush(self, effect: e.Flush) -> Follow:
         broker = self.broker
         replica = broker.node.replicas.get(effect.key)
-        if replica is not None and replica.leading is not None:
-            broker.world.checker.on_leading(broker, effect.key, replica.leading.epoch)
+        if replica is not None and type(replica.part) is Leader:
+            broker.world.checker.on_leading(broker, effect.key, replica.part.epoch)
         return super()._flush(effect)
 
     def _advanced(self, effect: e.Advanced) -> Follow:
@@ -351,7 +353,7 @@ class SimBroker:
         self.executor.bind(self.peers, self.handlers)  # type: ignore[arg-type]
         self.maintenance = Maintenance(self.node, self.logs, config.log, self.executor.run, lambda: world.now)
         self.raft_view = (NO_BROKER, False, 0)
-        self.raft_heard_ms = world.now
+        self.raft_heard_ms = self.raft_due_ms = world.now
         self.applying = False
 
     def mirror(self, key: PartitionKey) -> None:
@@ -394,6 +396,8 @@ class SimBroker:
             # Most turns have nothing due, and nothing to hand over: the calls would do nothing.
             node, now = self.node, self.world.now + self.skew_ms
             if node.is_due(now):
+                if self.world.now >= self.raft_due_ms:
+                    self._look_at_raft()
                 executor.run(node.step(now))
             if executor._dirty or self.peers._acks or executor._unopened:
                 executor.end_turn()
@@ -411,10 +415,10 @@ class SimBroker:
 
     def tick(self) -> None:
         world = self.world
-        now = self.clock()
-        self.executor.run(self.node.on_raft(*world.raft.view(self), now))
+        self._look_at_raft()
         if self.state.index < len(world.raft.entries):
             world.raft.wake(self)
+        now = self.clock()
         self.handlers.fetches.on_tick(now)
         if world.forgets:
             self._maintain(now)
@@ -431,6 +435,12 @@ class SimBroker:
                 self.world.checker.deleted(self, key)
 
     # -- Raft
+
+    def _look_at_raft(self) -> None:
+        """Now and then, and after a pause before anything that is due by time: what was believed may be long over."""
+        self.raft_due_ms = self.world.now + RAFT_LOOK_MS
+        leader, leads, term = self.world.raft.view(self)
+        self.executor.run(self.node.on_raft(leader, leads, term, self.clock()))
 
     def propose(self, data: bytes) -> None:
         self.world.raft.propose(self, data)

@@ -102,6 +102,8 @@ class Checker:
             for member, mirror in self._members(key, partition):
                 if mirror[: len(part.committed)] != part.committed:
                     self._lacks(member, key, part, 0)
+                if member.logs[key].durable_end < len(part.committed):
+                    self.fail("isr", f"broker {member.id} has not synced all of {key} that is committed: {partition}")
 
     def on_applied(self, broker: SimBroker) -> None:
         if self._hashes is not None:
@@ -279,8 +281,8 @@ class Checker:
         partition = self._truth.partition(key)
         if partition is None or partition.isr or partition.elr or not partition.last_known_elr:
             return False
-        floor = self._truth.topics[key.topic_id].min_insync_replicas
-        return floor == 1 and self._world.lost_disks.issuperset(partition.last_known_elr)
+        floor, gone = self._truth.topics[key.topic_id].min_insync_replicas, partition.last_known_elr
+        return len(gone) >= floor and self._world.lost_disks.issuperset(gone)
 
     def wholeness(self) -> str:
         """What is still missing for the cluster to be whole; nothing if it is."""

@@ -42,6 +42,8 @@ class Faults:
         world = self._world
         world.network.cuts.clear()
         world.raft.stale.clear()
+        world.raft.held_until.clear()
+        world.raft.mute_until.clear()
         for broker in world.brokers:
             broker.disk.full = broker.disk.full_once = broker.disk.broken = broker.slow = False
             broker.disk.crash_in = 0
@@ -210,6 +212,26 @@ class Faults:
 
     def _raft(self, broker: SimBroker, fault: Fault) -> bool:
         self._world.raft.depose()
+        return True
+
+    def _hold(self, broker: SimBroker, fault: Fault) -> bool:
+        """What this broker proposes meanwhile is on its way, and arrives in the end."""
+        self._world.raft.held_until[broker.id] = self._world.now + fault.for_ms
+        return True
+
+    def _mute(self, broker: SimBroker, fault: Fault) -> bool:
+        """What this broker proposes meanwhile is lost, and it has to send it again."""
+        self._world.raft.mute_until[broker.id] = self._world.now + fault.for_ms
+        return True
+
+    def _fence(self, broker: SimBroker, fault: Fault) -> bool:
+        """The controller takes a healthy broker for dead: that costs an election, and never a record."""
+        world = self._world
+        known = world.raft.truth.brokers[broker.id]
+        if world.raft.leader == NO_BROKER or known.fenced:
+            return False
+        controller = world.brokers[world.raft.leader]
+        world.at(0, controller, None, controller.on_command, (c.Fence([c.BrokerRef(known.id, known.epoch)]),))
         return True
 
     def _snapshot(self, broker: SimBroker, fault: Fault) -> bool:

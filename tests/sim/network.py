@@ -39,7 +39,7 @@ class Network:
     def _delay_ms(self, source: int, target: int) -> int:
         """-1: lost."""
         random = self._random
-        if random() < self.drop:
+        if self.drop and random() < self.drop:
             return -1
         delay_ms = 1 + int(random() * 3)
         if self.straggle and random() < self.straggle:

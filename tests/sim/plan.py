@@ -30,6 +30,9 @@ FAULTS: dict[str, int] = {
     "rollback": 4,
     "stale": 6,  # metadata arrives late
     "raft": 4,  # the Raft leader loses its office
+    "hold": 2,  # what a broker proposes is committed late
+    "mute": 2,  # what a broker proposes is lost
+    "fence": 3,  # a healthy broker is taken for dead
     "leave": 3,  # a stop by its own will
     "prefer": 3,
     "reassign": 2,
@@ -99,14 +102,55 @@ CHURN: dict[str, int] = {
     "prefer": 4,
     "raft": 4,
     "snapshot": 2,
+    "hold_leader": 4,
+    "fence": 4,
+    "fence_leader": 4,
 }
+
+# Leaders that are replaced and do not hear of it for long, while clients go on asking them.
+ZOMBIES: dict[str, int] = {"cut_leader": 6, "stale_leader": 4, "pause_leader": 2, "fence_leader": 2, "raft": 1}
+
+# Machines that lose what they acknowledged: syncs come late or never, and the power fails.
+FORGETFUL: dict[str, int] = {"power": 8, "power_leader": 8, "crash": 2, "kill": 2, "fence": 2, "slow": 2}
+
+# Proposals under way for long, while the brokers that they name are fenced, come back, or lose their disks.
+HELD: dict[str, int] = {
+    "hold_leader": 4,
+    "mute_leader": 8,
+    "hold": 2,
+    "fence": 5,
+    "wipe": 8,
+    "kill": 2,
+    "slow": 8,
+    "cut": 1,
+    "raft": 1,
+}
+
+# Leaders that are deposed in the middle of a slow sync: what they hold alone is cut away while it is being synced.
+DEPOSED: dict[str, int] = {"slow_leader": 8, "fence_leader": 8, "prefer": 4, "cut_leader": 4, "power": 2}
+
+
+# Which schedules have a character of their own, by the last part of their seed. The others have a bit of everything.
+PROFILES: dict[int, str] = {
+    **dict.fromkeys(range(0, 24, 3), "churn"),
+    1: "zombies",
+    7: "forgetful",
+    10: "held",
+    13: "deposed",
+    19: "held",
+}
+
+
+def profile_of(seed: int) -> str:
+    return PROFILES.get(seed % 24, "mixed")
 
 
 def make(seed: int) -> Plan:
     chance = Random(seed * 2 + 1)
     plan = _make(seed, chance)
-    if seed % 3 == 0:
-        _churn(plan, chance)
+    shape = _SHAPES.get(profile_of(seed))
+    if shape is not None:
+        shape(plan, chance)
     if seed % 5 in (1, 4):
         _forget(plan, Random(seed * 2 + 7))
     return plan
@@ -123,6 +167,43 @@ def _forget(plan: Plan, chance: Random) -> None:
         at_ms = chance.randint(50, plan.duration_ms)
         plan.faults.append(Fault(at_ms, "delete", 0, 0, chance.getrandbits(30)))
     plan.faults.sort(key=lambda fault: fault.at_ms)
+
+
+def _zombies(plan: Plan, chance: Random) -> None:
+    """Long enough for a lease to end, with clients to whom that matters."""
+    plan.duration_ms = 3_200
+    plan.drop = 0.0
+    for producer in plan.producers:
+        producer.acks, producer.pace_ms, producer.batches = 1, 120, 24
+    plan.faults = _faults(chance, ZOMBIES, chance.randint(1, 2), plan, (2_000, 3_000))
+    for fault in plan.faults:
+        fault.at_ms //= 4
+
+
+def _forgetful(plan: Plan, chance: Random) -> None:
+    plan.fsync = chance.choice(("interval", "os", "os"))
+    for topic in plan.topics:
+        topic.storage, topic.min_insync = "disk", min(2, topic.replication_factor)
+    plan.faults = _faults(chance, FORGETFUL, chance.randint(1, 4), plan, (60, 150, 400))
+
+
+def _held(plan: Plan, chance: Random) -> None:
+    plan.brokers = max(3, plan.topics[0].replication_factor)
+    for topic in plan.topics:
+        topic.storage = "disk"
+    for producer in plan.producers:
+        producer.pace_ms = chance.choice((20, 60))
+    plan.faults = _faults(chance, HELD, chance.randint(4, 8), plan, (30, 80, 300, 700))
+
+
+def _deposed(plan: Plan, chance: Random) -> None:
+    plan.fsync = "always"
+    plan.brokers = max(3, plan.topics[0].replication_factor)
+    for topic in plan.topics:
+        topic.storage = "disk"
+    for producer in plan.producers:
+        producer.window, producer.pace_ms, producer.batches = 5, chance.choice((5, 20)), 24
+    plan.faults = _faults(chance, DEPOSED, chance.randint(4, 8), plan, (150, 400, 900))
 
 
 def _churn(plan: Plan, chance: Random) -> None:
@@ -180,3 +261,6 @@ def _make(seed: int, chance: Random) -> Plan:
     )
     plan.faults = _faults(chance, FAULTS, chance.randint(1, 6), plan, (60, 150, 400, 900, 1_500))
     return plan
+
+
+_SHAPES = {"churn": _churn, "zombies": _zombies, "forgetful": _forgetful, "held": _held, "deposed": _deposed}

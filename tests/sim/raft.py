@@ -29,8 +29,10 @@ class SimRaft:
         self.term = 0
         self.calm = False  # from now on it does what one hopes for
         self.stale: set[int] = set()  # brokers that apply late
+        self.held_until: dict[int, int] = {}  # brokers whose proposals are committed late
+        self.mute_until: dict[int, int] = {}  # brokers whose proposals are lost
         self._snapshot = (0, b"")
-        self._lost_ms = 0
+        self._lost_ms = -1_000  # one is chosen at once
 
     # -- who leads
 
@@ -41,6 +43,10 @@ class SimRaft:
             near = sum(other.alive and world.network.connected(broker.id, other.id) for other in world.brokers)
         return broker.alive and not broker.paused and near * 2 > len(world.brokers)
 
+    def _has_majority(self) -> bool:
+        """Whether somebody leads who can commit."""
+        return self.leader != NO_BROKER and self._reaches_majority(self._world.brokers[self.leader])
+
     def depose(self) -> None:
         self.leader = NO_BROKER
         self._lost_ms = self._world.now
@@ -48,7 +54,7 @@ class SimRaft:
     def watch(self) -> None:
         """Now and then: a leader that lost its majority is replaced, after a while, by somebody who has one."""
         world = self._world
-        if self.leader != NO_BROKER and not self._reaches_majority(world.brokers[self.leader]):
+        if self.leader != NO_BROKER and not self._has_majority():
             self.depose()
         if self.leader == NO_BROKER and world.now - self._lost_ms >= 100:
             fit = [broker for broker in world.brokers if self._reaches_majority(broker)]
@@ -74,21 +80,24 @@ class SimRaft:
         world = self._world
         random = world.random
         reaches = self.leader != NO_BROKER and world.network.connected(broker.id, self.leader)
+        if self.mute_until.get(broker.id, 0) > world.now:
+            return
         trouble = 0.0 if self.calm else world.plan.raft_trouble
         luck = random()
         if not reaches or luck < trouble:
             if random() < 0.7:
                 broker.later(5 + int(random() * 100), broker.on_unsure, data)
             return
-        world.at(
-            1 + int(random() * 6), None, None, self._commit, (broker, broker.life, data, self.term, luck > 2 * trouble)
-        )
+        delay_ms = 1 + int(random() * 6)
+        if self.held_until:
+            delay_ms += max(0, self.held_until.get(broker.id, 0) - world.now)
+        world.at(delay_ms, None, None, self._commit, (broker, broker.life, data, self.term, luck > 2 * trouble))
         if luck > 1 - trouble:
             world.at(int(random() * 800), None, None, self._commit, (broker, broker.life, data, self.term, True))
 
     def _commit(self, broker: SimBroker, life: int, data: bytes, term: int, honest: bool) -> None:
         world = self._world
-        if self.leader == NO_BROKER or (self.term != term and world.random() < 0.5):
+        if not self._has_majority() or (self.term != term and world.random() < 0.5):
             # A proposal under way when the leader changes may or may not have reached a majority.
             world.at(20, broker, life, broker.on_unsure, (data,))
             return

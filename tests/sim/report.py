@@ -31,9 +31,10 @@ def mutations_table(rows: Sequence[Measured]) -> str:
     for row in rows:
         names = ", ".join(sorted(row.names, key=lambda name: -row.names[name]))
         if not row.found:
-            names = f"directed test: {DIRECTED[row.name]}" if row.name in DIRECTED else "**nothing finds it**"
-        what = row.name.replace("-", " ")
-        lines.append(f"| {row.rule} | {what} | {row.found} / {row.schedules:,} | {names} |")
+            names = f"directed test fails without it: {DIRECTED[row.name]}" if row.proved else "**nothing finds it**"
+        rule, _, among = MUTATIONS[row.name]
+        what, schedules = row.name.replace("-", " "), f"{row.schedules:,}{f' {among}' if among else ''}"
+        lines.append(f"| {rule} | {what} | {row.found} / {schedules} | {names} |")
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from zmqueue.errors import NetworkError, PortInUse
-from zmqueue.model import KiB
+from zmqueue.model import KiB, MiB
 from zmqueue.transport import QUEUE_FRAMES_MAX, Frames, Socket, Transport, Waker
 
 HOST = "127.0.0.1"
@@ -107,6 +107,37 @@ def test_large_frames_arrive_whole_and_in_order(transport, port):
         assert client.socket.send([b"head", body])
     until(transport, lambda: len(server.received) == len(bodies))
     assert [frames[2] for frames in server.received] == bodies
+
+
+def test_a_traced_message_is_done_when_it_has_left(transport, port):
+    server, client = joined(transport, port)
+    assert client.socket.send([b"request"])
+    until(transport, lambda: server.received)
+    who = server.received[0][0]
+    for last in (b"", b"small", b"large" * 50_000):
+        departure = server.socket.send_traced([who, b"head", last])
+        until(transport, lambda departure=departure: departure.done)
+    until(transport, lambda: len(client.received) == 3)
+    assert server.socket.send_traced([b"nobody", b"head"]) is None
+
+
+def test_a_traced_message_is_not_done_while_the_peer_does_not_read(transport, port):
+    """A peer that is stopped: its socket takes a few megabytes, the rest stays here until the connection is lost."""
+    server = router(transport, port)
+    raw = socket.create_connection((HOST, port))
+    with raw:
+        raw.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
+        raw.sendall(b"\x04\x1c\x05READY\x0bSocket-Type\0\0\0\x06DEALER")
+        # What follows the handshake before the other side has ended its own would be refused.
+        heard = b""
+        while b"READY" not in heard:
+            heard += raw.recv(4096)
+        raw.sendall(b"\x00\x02hi")
+        until(transport, lambda: server.received)
+        who = server.received[0][0]
+        departures = [server.socket.send_traced([who, bytes(MiB), b""]) for _ in range(32)]
+        assert not all(departure is None or departure.done for departure in departures)
+    until(transport, lambda: all(departure is None or departure.done for departure in departures))
 
 
 def test_nothing_there_is_none(transport, port):

@@ -81,8 +81,9 @@ class Executor:
         self._handlers = handlers
 
     def run(self, effects: list[e.Effect]) -> None:
-        table = self._table
-        steps = [effects] if effects else []
+        if not effects:
+            return
+        table, steps = self._table, [effects]
         for step in steps:  # which grows meanwhile
             for effect in step:
                 follow = table[type(effect)](effect)
@@ -153,6 +154,10 @@ class Executor:
         except StorageFull as error:
             # Whoever wanted it will want it again.
             _logger.warning("partition %s: records below %d stay for now: %s", effect.key, effect.offset, error)
+            return None
+        except CorruptLog as error:
+            _logger.error("partition %s: %s", effect.key, error)
+            self._node.on_lost(effect.key)
             return None
         return self._node.on_log_start(effect.key, log.log_start, log.first_offset)
 

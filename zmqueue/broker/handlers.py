@@ -1,8 +1,9 @@
 """Requests of clients: each checked, handed to the core or answered from what the broker knows, and always answered.
 
 A request that waits (a produce for its acknowledgement, a command for Raft, a fetch for records) holds nothing but its
-token: who asked, and under which head. How much may wait is bounded: per connection, in all, and in bytes of records; a
-request beyond that is answered `BUSY`, which clients retry.
+token: who asked, and under which head. How much may wait is bounded: per connection, in all, and in bytes of records,
+those on their way in as well as those that a client has asked for and does not read; a request beyond that is answered
+`BUSY`, which clients retry.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from msgspec import Struct
 from zmqueue import errors
 from zmqueue.broker.fetches import Fetches
 from zmqueue.broker.logs import Logs
+from zmqueue.broker.unread import COUNTED_BYTES_MIN, Unread
 from zmqueue.config import Config
 from zmqueue.core import commands as c
 from zmqueue.core import topic_config
@@ -41,6 +43,7 @@ COMMAND_TIMEOUT_MS = 15_000
 PRODUCER_IDS_PER_BLOCK = 1_000
 # What one find request may open: a few milliseconds of the loop's time. Its client goes on with the next.
 FIND_WORK_BYTES = 256 * KiB
+UNREAD = "earlier answers have not been read"
 
 Token = tuple[bytes, Head]
 
@@ -81,6 +84,7 @@ class Handlers:
         self._waiting: dict[bytes, int] = {}  # unanswered requests by connection
         self._waiting_total = 0
         self._bytes_in_flight = 0
+        self._unread = Unread(config.broker.fetch_bytes_max, config.broker.bytes_in_flight_max)
         self._producer_ids = iter(range(0))
         self._producer_id_waiters: list[Token] = []
         self._table: dict[Operation, Callable[[Token, Any, Frames], None]] = {
@@ -90,7 +94,7 @@ class Handlers:
             Operation.DELETE_TOPIC: self._delete_topic,
             Operation.PRODUCER_ID: self._producer_id,
             Operation.PRODUCE: self._produce,
-            Operation.FETCH: lambda token, request, raw: self.fetches.on_fetch(token, request, self._clock()),
+            Operation.FETCH: self._fetch,
             Operation.LIST_OFFSETS: self._list_offsets,
             Operation.DESCRIBE_PARTITIONS: self._describe_partitions,
             Operation.ELECT_UNCLEAN: self._elect_unclean,
@@ -165,8 +169,23 @@ class Handlers:
         self._done(token)
         self._send(token[0], f.failure(token[1], code, text))
 
+    def _fetch(self, token: Token, request: m.FetchRequest, raw: Frames) -> None:
+        if not self._unread.has_room(token[0]):  # looked at again before the answer leaves; here it spares the disk
+            raise errors.Busy(UNREAD)
+        self.fetches.on_fetch(token, request, self._clock())
+
     def _answer_fetch(self, token: Token, response: m.FetchResponse, raw: Frames) -> None:
-        self._answer(token, response, raw)
+        identity, size = token[0], sum(map(len, raw))
+        if size < COUNTED_BYTES_MIN:
+            self._answer(token, response, raw)
+        elif not self._unread.has_room(identity):
+            self._fail(token, errors.Busy.code, UNREAD)
+        else:
+            self._done(token)
+            assert self._socket is not None
+            departure = self._socket.send_traced([identity, *f.response(token[1], response, raw)])
+            if departure is not None:
+                self._unread.add(identity, size, departure)
 
     @property
     def waiting(self) -> int:

@@ -135,7 +135,11 @@ class Follower:
         return [DeleteBefore(self.key, offset)] if offset > log.log_start else []
 
     def on_truncated(self, now_ms: int) -> list[Effect]:
-        return self._fetch(now_ms)
+        """What is left is durable, but flushes under way before the cut no longer count: only a new one tells us so.
+
+        Without it a follower that has nothing more to append would never acknowledge what it holds.
+        """
+        return [Flush(self.key), *self._fetch(now_ms)]
 
     def on_push(self, push: Push, batches: list[Batch], now_ms: int) -> list[Effect]:
         if push.leader_epoch != self.epoch or push.broker != self.leader:

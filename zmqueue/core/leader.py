@@ -299,9 +299,10 @@ class Leader:
         log = self.log
         if not self._lease.writable(now_ms):
             raise errors.LeaseExpired()
-        offset = log.high_watermark if offset == -1 else offset
-        if not 0 <= offset <= log.high_watermark:
-            raise errors.OffsetOutOfRange(f"offset {offset} is not in {log.log_start}..{log.high_watermark}")
+        end = min(log.high_watermark, log.durable_end)
+        offset = end if offset == -1 else offset
+        if not 0 <= offset <= end:
+            raise errors.OffsetOutOfRange(f"offset {offset} is not in {log.log_start}..{end}")
         return [DeleteBefore(self.key, offset)] if offset > log.log_start else []
 
     def on_log_start(self) -> None:

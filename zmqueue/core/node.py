@@ -239,6 +239,8 @@ class Node:
 
     def _settle(self, effects: list[Effect]) -> list[Effect]:
         """Keep for the proposer what is meant for it; the rest is for the shell."""
+        if not effects:
+            return effects
         kept: list[Effect] = []
         for effect in effects:
             # Not isinstance, a slow question where structs are concerned: effects are never subclassed.

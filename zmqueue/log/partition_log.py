@@ -42,7 +42,7 @@ from zmqueue.log.secondary import Secondary
 from zmqueue.log.seek import TimeSeek
 from zmqueue.log.segment import Segment
 from zmqueue.log.start import Start, drop_start, load_start, save_start
-from zmqueue.log.swap import Output, discard, put_in_place
+from zmqueue.log.swap import Output, put_aside, put_in_place
 from zmqueue.log.ticket import FlushTicket
 from zmqueue.wire.batch import HEADER_BYTES, Batch, BatchHeader
 
@@ -369,13 +369,14 @@ class PartitionLog:
         Deletions may have come in between, and leave outputs without use; a truncation makes all of them useless.
         CorruptIndex, StorageFull: nothing has changed.
         """
-        interval = self.settings.index_interval_bytes
-        whole = generation == self.generation and put_in_place(
-            self._files, self.folder, outputs, self._segments, interval
-        )
-        self._bases = [segment.base_offset for segment in self._segments]
-        self._hints.clear()
-        discard(self._files, self.folder)
+        whole = generation == self.generation
+        if whole:
+            interval = self.settings.index_interval_bytes
+            whole, replaced = put_in_place(self._files, self.folder, outputs, self._segments, interval)
+            self._deleted += replaced
+            self._bases = [segment.base_offset for segment in self._segments]
+            self._hints.clear()
+        self._deleted += put_aside(self._files, self.folder)
         return whole
 
     def compacted(self, point: CleanPoint) -> None:

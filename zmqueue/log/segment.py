@@ -280,7 +280,7 @@ class Segment:
         at, records, expected = 0, 0, -1
         while at < len(data) and not (records_max and records >= records_max):
             try:
-                if at and len(data) - at < HEADER_BYTES:
+                if at and min(bytes_max, len(data)) - at < HEADER_BYTES:
                     break
                 header = parse_header(data, at)
                 stop = at + HEADER_BYTES + header.body_length

@@ -118,7 +118,7 @@ class DataFolder:
         """Lock and judge. Raises DataFolderInUse, ConfigError for another broker's folder, FutureFormat."""
         files = files or open_files("disk")
         files.mkdir(str(path))
-        files.fsync_dir(str(Path(path).parent))
+        files.fsync_dir(os.path.dirname(path) or ".")
         lock = files.lock(f"{path}/lock")
         try:
             folder = cls(files, str(path), lock, fsync)

@@ -5,11 +5,13 @@ steps:
 
 1. Each is renamed to `BASE.swap.NEXT`: it stands for everything in [BASE, NEXT). Once the folder is synced this is
    decided, and a crash from here on only makes the next opening finish it.
-2. The segments in that range are removed, with whatever files go with them, and the folder is synced. Were it not, the
-   next step could survive a power cut that this one did not: segments that overlap look like corruption.
+2. The segments in that range are renamed to `BASE.log.replaced-N`, whatever files go with them are removed, and the
+   folder is synced. Were it not, the next step could survive a power cut that this one did not: segments that overlap
+   look like corruption.
 3. `BASE.swap.NEXT` becomes `BASE.log`, its index `BASE.index`, and the folder is synced.
 
-What is still called `.cleaned` when a log is opened was never decided, and goes.
+Removing large files takes a disk its time, so they are handed to the log as segments to be removed, some now and then.
+What is still called `.cleaned` when a log is opened was never decided, and goes, as does what was replaced.
 """
 
 from __future__ import annotations
@@ -23,12 +25,14 @@ from msgspec import Struct
 from zmqueue.errors import CorruptIndex, StorageFailed, StorageFull
 from zmqueue.log.files import Files
 from zmqueue.log.index import SealedIndex, load
-from zmqueue.log.segment import Segment, index_name, segment_name
+from zmqueue.log.segment import SUFFIX, Segment, index_name, segment_name
 
 CLEANED = ".cleaned"
+REPLACED = ".replaced"
 _SWAP = re.compile(r"(\d{20})\.swap\.(\d{20})\Z")
-# All files of a segment begin with its offset. Those put aside for being damaged are not part of the log.
-_OF_SEGMENT = re.compile(r"(\d{20})\.(?!swap\.|log\.corrupt-)(?!.*\.cleaned\Z)")
+_REPLACED = re.compile(r"\d{20}\.log\.replaced-\d+\Z")
+# All files of a segment begin with its offset. Those put aside are not part of the log.
+_OF_SEGMENT = re.compile(r"(\d{20})\.(?!swap\.|log\.corrupt-|log\.replaced-)(?!.*\.cleaned\Z)")
 
 
 class Output(Struct, frozen=True, array_like=True):
@@ -56,24 +60,50 @@ def _place_of(output: Output, segments: list[Segment]) -> slice | None:
 
 def put_in_place(
     files: Files, folder: str, outputs: list[Output], segments: list[Segment], interval_bytes: int
-) -> bool:
-    """Commit what a job has made, to the disk and in the list of a log's segments.
+) -> tuple[bool, list[Segment]]:
+    """Commit what a job has made, to the disk and in the list of a log's segments; what was replaced is to be removed.
 
     False if segments have changed meanwhile, other than by being deleted; outputs for such are passed over.
     CorruptIndex, StorageFull: nothing has changed. StorageFailed: it is finished, or not, when the log is opened next.
     """
     fitting = [output for output in outputs if _place_of(output, segments) is not None]
     made = [_made(files, folder, output, interval_bytes) for output in fitting]
-    if made:
-        _commit(files, folder, [(output.base_offset, output.next_offset) for output in fitting])
+    aside = _commit(files, folder, [(output.base_offset, output.next_offset) for output in fitting]) if made else {}
+    replaced: list[Segment] = []
     for output, segment in zip(fitting, made, strict=True):
         place = _place_of(output, segments)
         assert place is not None
         for old in segments[place]:
             old.close()
+            _retire(old, aside[old.path])
+            replaced.append(old)
         segments[place] = [segment]
     start = segments[0].base_offset
-    return all(output in fitting or output.next_offset <= start for output in outputs)
+    return all(output in fitting or output.next_offset <= start for output in outputs), replaced
+
+
+def put_aside(files: Files, folder: str) -> list[Segment]:
+    """What a job has made or left behind and nobody wants, as segments to be removed."""
+    unwanted = []
+    for name in files.listdir(folder):
+        path = f"{folder}/{name}"
+        if not name.endswith(CLEANED):
+            continue
+        if name.endswith(SUFFIX + CLEANED):
+            segment = Segment(files, folder, int(name[:20]), 0)
+            segment.size = files.size(path)
+            to = _aside(files, segment.path)
+            files.rename(path, to)
+            _retire(segment, to)
+            unwanted.append(segment)
+        else:
+            files.remove(path)
+    return unwanted
+
+
+def _retire(segment: Segment, path: str) -> None:
+    # Its index is gone, and the name of it may be another's.
+    segment.path, segment.index_path = path, f"{path}.index"
 
 
 def _made(files: Files, folder: str, output: Output, interval_bytes: int) -> Segment:
@@ -101,16 +131,20 @@ def recover_swaps(files: Files, folder: str) -> None:
         files.fsync_dir(folder)
         _finish(files, folder, ranges)
     discard(files, folder)
+    for name in files.listdir(folder):
+        if _REPLACED.match(name):
+            files.remove(f"{folder}/{name}")
 
 
 def discard(files: Files, folder: str) -> None:
-    """Remove what a job has made or left behind."""
+    """Remove what a job has left behind, here and now."""
     for name in files.listdir(folder):
         if name.endswith(CLEANED):
             files.remove(f"{folder}/{name}")
 
 
-def _commit(files: Files, folder: str, ranges: list[Range]) -> None:
+def _commit(files: Files, folder: str, ranges: list[Range]) -> dict[str, str]:
+    """Where each of the segments that were replaced lies now."""
     decided: list[str] = []
     try:
         for base, end in ranges:
@@ -125,17 +159,23 @@ def _commit(files: Files, folder: str, ranges: list[Range]) -> None:
         raise
     files.fsync_dir(folder)
     try:
-        _finish(files, folder, ranges)
+        return _finish(files, folder, ranges)
     except StorageFull as error:
         # Half done, and decided: only opening the log again makes it whole.
         raise StorageFailed(str(error)) from error
 
 
-def _finish(files: Files, folder: str, ranges: Iterable[Range]) -> None:
+def _finish(files: Files, folder: str, ranges: Iterable[Range]) -> dict[str, str]:
+    aside: dict[str, str] = {}
     for name in files.listdir(folder):
-        found = _OF_SEGMENT.match(name)
-        if found and any(base <= int(found[1]) < end for base, end in ranges):
-            files.remove(f"{folder}/{name}")
+        found, path = _OF_SEGMENT.match(name), f"{folder}/{name}"
+        if not found or not any(base <= int(found[1]) < end for base, end in ranges):
+            continue
+        if name == segment_name(int(found[1])):
+            aside[path] = _aside(files, path)
+            files.rename(path, aside[path])
+        else:
+            files.remove(path)
     files.fsync_dir(folder)
     for base, end in ranges:
         files.rename(_swap_path(folder, base, end), f"{folder}/{segment_name(base)}")
@@ -143,6 +183,14 @@ def _finish(files: Files, folder: str, ranges: Iterable[Range]) -> None:
         if files.exists(index + CLEANED):
             files.rename(index + CLEANED, index)
     files.fsync_dir(folder)
+    return aside
+
+
+def _aside(files: Files, path: str) -> str:
+    nth = 0
+    while files.exists(to := f"{path}{REPLACED}-{nth}"):
+        nth += 1
+    return to
 
 
 def _swap_path(folder: str, base: int, end: int) -> str:

@@ -154,9 +154,10 @@ def parse_header(data: bytes, at: int = 0) -> BatchHeader:
     header = BatchHeader(*fields[3:16])
     if fields[2] or header.attributes & ~_KNOWN_ATTRIBUTES:
         raise CorruptBatch("the batch header has reserved bits set")
-    if header.record_count > header.last_offset_delta + 1 or header.codec > _CODEC_LAST:
+    codec = header.attributes & _CODEC_MASK
+    if header.record_count > header.last_offset_delta + 1 or codec > _CODEC_LAST:
         raise CorruptBatch("the batch header contradicts itself")
-    if header.codec == 0 and header.raw_length != header.body_length:
+    if codec == 0 and header.raw_length != header.body_length:
         raise CorruptBatch("an uncompressed body has two lengths")
     return header
 

@@ -13,9 +13,10 @@ from tests.unit.broker.test_shell import CLIENT, KEY, TOPIC_ID, Shell
 from zmqueue import errors
 from zmqueue.broker.maintenance import Chore, Maintenance, Worker
 from zmqueue.config import Config, LogConfig
-from zmqueue.errors import JobFailed, StorageFull
+from zmqueue.errors import CorruptLog, JobFailed, StorageFull
 from zmqueue.log.jobs import Failed
 from zmqueue.log.partition_log import PartitionLog
+from zmqueue.model import PartitionKey
 from zmqueue.wire import messages as m
 from zmqueue.wire.frames import Operation
 
@@ -198,6 +199,27 @@ def test_what_is_not_committed_stays(shell: Kept) -> None:
     shell.commit()
     shell.tick()
     assert shell.log.log_start == 4
+
+
+def test_what_the_core_does_not_know_to_be_durable_stays(shell: Kept) -> None:
+    shell.alter({"segment.bytes": "1024", "retention.bytes": "0"})
+    shell.fill(5)
+    shell.node.replicas[KEY].log.durable_end = 2
+    shell.tick()
+    assert shell.log.log_start == 2
+
+
+def test_a_damaged_log_is_reported_once(shell: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost: list[PartitionKey] = []
+
+    def damaged(now_ms: int) -> bool:
+        raise CorruptLog("damaged")
+
+    monkeypatch.setattr(shell.log, "roll_if_old", damaged)
+    monkeypatch.setattr(shell.node, "on_lost", lost.append)
+    shell.tick()
+    shell.tick()
+    assert lost == [KEY]
 
 
 def test_a_topic_that_does_not_delete_keeps_everything(shell: Kept) -> None:

@@ -30,17 +30,27 @@ KEY = PartitionKey(TOPIC_ID, 0)
 CLIENT = b"client"
 
 
+class Leaving:
+    done = False
+
+
 class Answers:
     """Stands where the ROUTER socket is."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[f.Head, Any, list[bytes]]] = []
+        self.leaving: list[Leaving] = []
 
     def send(self, frames: list[bytes]) -> bool:
         _, *message = frames
         head = f.parse_head(message)
         self.sent.append((head, f.parse_response(head, message), message[2:]))
         return True
+
+    def send_traced(self, frames: list[bytes]) -> Leaving:
+        self.send(frames)
+        self.leaving.append(Leaving())
+        return self.leaving[-1]
 
 
 class Silence:
@@ -246,6 +256,37 @@ def test_a_fetch_reads_below_the_high_watermark_only(shell: Shell) -> None:
     _, response, raw = shell.answers.sent.pop()
     assert response.results[0].high_watermark == 1
     assert [batch.header.base_offset for batch in split(raw[0])] == [0]
+
+
+def test_a_client_that_does_not_read_gets_no_more_records_until_it_does(tmp_path: Path) -> None:
+    shell = Shell(tmp_path, Config(broker=BrokerConfig(fetch_bytes_max=1 << 16)))
+    shell.lead()
+    shell.produce(b"x" * 50_000)
+    shell.commit()
+    shell.answers.sent.clear()
+    for _ in range(2):
+        shell.fetch(0)
+        assert not shell.answer.results[0].error
+    shell.fetch(0)
+    assert shell.answer.code == errors.Busy.code
+    assert shell.handlers.waiting == 0
+    shell.answers.leaving[0].done = True
+    shell.fetch(0)
+    assert not shell.answer.results[0].error
+
+
+def test_fetches_that_wait_are_held_to_what_is_unread_as_well(tmp_path: Path) -> None:
+    shell = Shell(tmp_path, Config(broker=BrokerConfig(fetch_bytes_max=1 << 16)))
+    shell.lead()
+    for _ in range(3):
+        shell.fetch(0, wait_ms=500)
+    shell.produce(b"x" * 50_000)
+    shell.commit()
+    codes = [
+        getattr(answer, "code", 0) for _, answer, _ in shell.answers.sent if not isinstance(answer, m.ProduceResponse)
+    ]
+    assert codes == [0, 0, errors.Busy.code]
+    assert shell.handlers.waiting == 0
 
 
 def test_a_waiting_fetch_is_answered_as_soon_as_there_is_something(shell: Shell) -> None:

@@ -219,4 +219,5 @@ def test_jobs_in_memory_are_done_in_slices_of_a_turn(loop: Loop, monkeypatch: py
     assert isinstance(result, Compacted)
     assert log.swap(0, result.outputs)
     assert rows(log) == expected(before, 0, result.clean_end)
+    log.remove_deleted(log.deleted_segments)
     assert loop.memory.listdir("p") == [f"{segment.base_offset:020d}.log" for segment in log._segments]

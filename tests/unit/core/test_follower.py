@@ -93,6 +93,16 @@ def test_after_cutting_back_it_asks_again_before_it_believes_anything():
     assert follower.established
 
 
+def test_what_a_truncation_leaves_is_acknowledged_although_flushes_of_before_no_longer_count():
+    """A leader that was deposed in the middle of a sync, and lacks nothing: no append of its own would flush again."""
+    follower = following(log_of((3, 10), durable_end=6))
+    assert answer(follower, diverged=(3, 8)) == [Truncate(KEY, 8)]
+    assert Flush(KEY) in truncated(follower, 8)
+    answer(follower)
+    follower.log.durable_end = 8  # as the flush reports
+    assert follower.on_flushed() == [SendAck(KEY, 1, EPOCH, 8)]
+
+
 def test_the_high_watermark_is_never_a_point_to_truncate_to():
     follower = following(log_of((3, 8), hw=2))
     assert answer(follower, diverged=(3, 6)) == [Truncate(KEY, 6)]

@@ -191,7 +191,7 @@ def test_a_truncation_takes_the_durable_end_and_the_watermark_with_it_and_the_pr
     two = replica(pair(), 2, log_of((3, 10), hw=9))
     producers = Producers([batch(0, 2, 3, pid=7, sequence=0).header])
     effects = two.on_truncated(0, 6, Epochs([(3, 0)]), producers, 0)
-    assert kinds(effects) == [SendFetch]
+    assert kinds(effects) == [Flush, SendFetch]
     assert (two.log.log_end, two.log.durable_end, two.log.high_watermark) == (6, 6, 6)
     assert two.log.producers is producers
 

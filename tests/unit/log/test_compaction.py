@@ -98,6 +98,7 @@ def finish(log: PartitionLog, job: CompactionJob, result: Result, now_ms: int = 
     assert isinstance(result, Compacted), result
     assert log.swap(job.generation, result.outputs)
     log.compacted(log.clean_point.advanced(result.clean_end, now_ms, result.tombstones))
+    log.remove_deleted(log.deleted_segments)
 
 
 def compacted(log: PartitionLog, now_ms: int = 0, **changes: Any) -> Compacted:
@@ -335,6 +336,26 @@ def test_a_body_that_does_not_open_stays_as_it_is(log):
     assert list(split(log.read(0, 1, log.log_end))) == [made]
 
 
+def test_replaced_segments_are_removed_a_few_at_a_time_or_when_the_log_is_opened(log):
+    writer = Writer(log)
+    for _ in range(20):
+        writer.put(Row(b"k", bytes(300)))
+    replaced = log.segment_count - 1
+    for _ in range(2):
+        job = job_of(log)
+        result = run(job, log._files, Fast())
+        assert isinstance(result, Compacted)
+        assert log.swap(job.generation, result.outputs)
+        log.compacted(log.clean_point.advanced(result.clean_end, 0, result.tombstones))
+    assert log.deleted_segments >= replaced
+    assert log.remove_deleted(2)[0] == 2
+    before = rows(log)
+    log.close()
+    again = opened(log._files)
+    assert rows(again) == before
+    assert not any("replaced" in name for name in log._files.listdir(FOLDER))
+
+
 def test_segments_that_have_become_small_are_put_together(log):
     writer = Writer(log)
     for _ in range(30):
@@ -541,7 +562,9 @@ def test_a_crash_at_any_step_leaves_every_record_or_what_compaction_leaves():
             assert found.epochs == log.epochs
             assert found.producers.last_batches() == log.producers.last_batches()
             assert last_written(headers_of(found)) == written_headers
-            assert not any("cleaned" in name or "swap" in name for name in found._files.listdir(FOLDER))
+            assert not any(
+                "cleaned" in name or "swap" in name or "replaced" in name for name in found._files.listdir(FOLDER)
+            )
             # And it can be done again.
             compacted(found)
             assert rows(found) == after
