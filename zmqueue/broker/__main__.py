@@ -47,7 +47,7 @@ def main() -> int:
         return EXIT_FAILED
 
 
-def _keep_memory() -> None:
+def keep_memory() -> None:
     """Have malloc keep what batches are made of. Given back each time, they cost a page fault per 4 KiB again: an
     eighth of the broker's CPU under load when it was measured. Where malloc has no such settings, nothing changes."""
     libc = ctypes.CDLL(None)
@@ -67,7 +67,7 @@ def _serve(broker_id: int, data_dir: Path, config_file: Path | None) -> int:
     broker = Broker(cluster, broker_id, config, data_dir, read_secret(data_dir))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: broker.stop())
-    _keep_memory()
+    keep_memory()
     # What is alive now stays alive, and hardly anything we make is part of a cycle: the collector may look seldom.
     gc.collect()
     gc.freeze()

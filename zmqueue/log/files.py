@@ -410,6 +410,10 @@ class DiskFiles:
             raise translated(error, path) from error
         return _Flock(fd)
 
+    def __del__(self) -> None:
+        # For whoever opens a folder for a moment: descriptors are numbers, and would stay open.
+        self.close()
+
     def close(self) -> None:
         self._maps.clear()
         while self._readers:

@@ -17,7 +17,7 @@ class TimeSeek:
     def __init__(self) -> None:
         # Of each segment but the last, which is still growing: the highest timestamp up to its end.
         self._highest: list[int] = []
-        self._bases: list[int] = []
+        self._ends = (0, 0)  # where the first and the last of these begin
         self._generation = -1
 
     def find(
@@ -48,12 +48,16 @@ class TimeSeek:
 
     def _first(self, segments: list[Segment], bases: list[int], generation: int, timestamp: int) -> int:
         highest = self._highest
-        if generation != self._generation or bases[: len(self._bases)] != self._bases:
+        known = len(highest)
+        # Segments go from the beginning, and some become one; none is ever divided. So if the first and the last that
+        # are known stand where they stood, all between them do.
+        if generation != self._generation or (
+            known and (known > len(bases) or (bases[0], bases[known - 1]) != self._ends)
+        ):
             self._generation = generation
-            self._bases.clear()
             highest.clear()
-        while len(highest) < len(segments) - 1:
-            segment = segments[len(highest)]
-            highest.append(max(highest[-1], segment.max_timestamp) if highest else segment.max_timestamp)
-            self._bases.append(segment.base_offset)
+        if len(highest) < len(segments) - 1:
+            for segment in segments[len(highest) : -1]:
+                highest.append(max(highest[-1], segment.max_timestamp) if highest else segment.max_timestamp)
+            self._ends = bases[0], bases[len(highest) - 1]
         return bisect_left(highest, timestamp)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -21,11 +22,12 @@ from zmqueue.log.segment import index_name, segment_name
 from zmqueue.log.start import START_FILE, Start, save_start
 from zmqueue.log.verify import Verified, verify_broker, verify_partition
 
+FILES = DiskFiles()  # one for all: each keeps some descriptors
 TOPIC = "0123456789abcdef0123456789abcdef"
 
 
 def made(folder: Path, count: int = 30, config: LogConfig = SMALL) -> PartitionLog:
-    log = PartitionLog.open(DiskFiles(), folder, config)
+    log = PartitionLog.open(FILES, folder, config)
     for nth in range(count):
         log.append([batch(log.log_end, 3, epoch=nth // 10, time=1000 + nth)])
     flush(log)
@@ -35,12 +37,18 @@ def made(folder: Path, count: int = 30, config: LogConfig = SMALL) -> PartitionL
 
 def problems(folder: Path) -> list[str]:
     verified = Verified()
-    verify_partition(DiskFiles(), Place(str(folder)), verified)
+    verify_partition(FILES, Place(str(folder)), verified)
     return [str(problem).removeprefix(f"{folder}/") for problem in verified.problems]
 
 
 def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    FILES.close()
 
 
 def flip(path: Path, at: int, bit: int = 0) -> None:
@@ -56,20 +64,19 @@ def test_partitions_are_found_from_every_folder_around_them(tmp_path: Path):
     folders = [tmp_path / f"broker-{n}" / "partitions" / f"{TOPIC}-{n}" for n in (0, 1)]
     for folder in folders:
         made(folder, 1)
-    files = DiskFiles()
-    both = find(files, str(tmp_path))
+    both = find(FILES, str(tmp_path))
     assert [(place.folder, place.broker, place.topic_id, place.partition) for place in both] == [
         (str(folder), n, TOPIC, n) for n, folder in enumerate(folders)
     ]
-    assert find(files, f"{tmp_path}/broker-1/") == both[1:]
-    assert find(files, f"{tmp_path}/broker-1/partitions") == both[1:]
-    assert find(files, str(folders[0])) == both[:1]
-    assert find(files, f"{tmp_path}/nothing") == []
+    assert find(FILES, f"{tmp_path}/broker-1/") == both[1:]
+    assert find(FILES, f"{tmp_path}/broker-1/partitions") == both[1:]
+    assert find(FILES, str(folders[0])) == both[:1]
+    assert find(FILES, f"{tmp_path}/nothing") == []
 
 
 def test_segments_tell_what_they_hold(tmp_path: Path):
     log = made(tmp_path)
-    found = list(describe_segments(DiskFiles(), str(tmp_path)))
+    found = list(describe_segments(FILES, str(tmp_path)))
     assert len(found) == log.segment_count > 3
     assert [info.active for info in found] == [False] * (len(found) - 1) + [True]
     assert found[0].base_offset == 0
@@ -84,14 +91,13 @@ def test_a_tail_that_is_no_batch_is_counted_apart(tmp_path: Path):
     made(tmp_path, 3)
     with (tmp_path / segment_name(0)).open("ab") as file:
         file.write(raw(batch(9))[:50])
-    (info,) = describe_segments(DiskFiles(), str(tmp_path))
+    (info,) = describe_segments(FILES, str(tmp_path))
     assert (info.next_offset, info.batches, info.tail_bytes) == (9, 3, 50)
 
 
 def test_indexes_tell_how_dense_and_how_good_they_are(tmp_path: Path):
     made(tmp_path)
-    files = DiskFiles()
-    found = list(describe_indexes(files, str(tmp_path)))
+    found = list(describe_indexes(FILES, str(tmp_path)))
     assert [info.state for info in found] == ["ok"] * (len(found) - 1) + ["memory"]
     first = found[0]
     assert first.entries > 0
@@ -103,22 +109,21 @@ def test_indexes_tell_how_dense_and_how_good_they_are(tmp_path: Path):
     paths[1].unlink()
     with (tmp_path / segment_name(found[2].base_offset)).open("r+b") as file:
         file.truncate(found[2].log_bytes - len(raw(batch(0, 3))))
-    assert [info.state for info in describe_indexes(files, str(tmp_path))] == ["damaged", "missing", "stale", "memory"]
+    assert [info.state for info in describe_indexes(FILES, str(tmp_path))] == ["damaged", "missing", "stale", "memory"]
 
 
 def test_batches_and_records_are_found_by_offset(tmp_path: Path):
     log = made(tmp_path)
-    files = DiskFiles()
-    assert [found.header for found in batches_in(files, str(tmp_path), 0, None, bodies=False)] == list(log.headers())
-    some = list(batches_in(files, str(tmp_path), 40, 50, bodies=True))
+    assert [found.header for found in batches_in(FILES, str(tmp_path), 0, None, bodies=False)] == list(log.headers())
+    some = list(batches_in(FILES, str(tmp_path), 40, 50, bodies=True))
     assert [found.header.base_offset for found in some] == [39, 42, 45, 48]
     records = [record for found in some for record in records_in(found)]
     assert [(record.offset, record.value) for record in records] == [(n, b"value-%d" % n) for n in range(39, 51)]
     assert [record.timestamp for record in records[:3]] == [1013, 1014, 1015]
     flip(tmp_path / segment_name(0), 100)
-    assert next(batches_in(files, str(tmp_path), 0, None, bodies=False)).header.base_offset == 0
+    assert next(batches_in(FILES, str(tmp_path), 0, None, bodies=False)).header.base_offset == 0
     with pytest.raises(CorruptLog, match="damaged at 0"):
-        next(batches_in(files, str(tmp_path), 0, None, bodies=True))
+        next(batches_in(FILES, str(tmp_path), 0, None, bodies=True))
 
 
 def test_who_holds_a_folder_is_seen_without_asking_for_it(tmp_path: Path):
@@ -135,10 +140,10 @@ def test_who_holds_a_folder_is_seen_without_asking_for_it(tmp_path: Path):
 
 def test_a_whole_log_proves_and_stays_as_it_was(tmp_path: Path):
     log = made(tmp_path)
-    save_start(DiskFiles(), str(tmp_path), Start(7, b""))
+    save_start(FILES, str(tmp_path), Start(7, b""))
     before = content(tmp_path)
     verified = Verified()
-    verify_partition(DiskFiles(), Place(str(tmp_path)), verified)
+    verify_partition(FILES, Place(str(tmp_path)), verified)
     assert verified.problems == []
     assert (verified.partitions, verified.segments, verified.batches) == (1, log.segment_count, 30)
     assert (verified.records, verified.bytes) == (90, log.size_bytes)
@@ -147,7 +152,7 @@ def test_a_whole_log_proves_and_stays_as_it_was(tmp_path: Path):
 
 def test_every_flipped_bit_of_every_file_is_a_problem(tmp_path: Path):
     made(tmp_path / "p", 12)
-    save_start(DiskFiles(), str(tmp_path / "p"), Start(7, b""))
+    save_start(FILES, str(tmp_path / "p"), Start(7, b""))
     assert problems(tmp_path / "p") == []
     chance = random.Random(3)
     for path in sorted((tmp_path / "p").iterdir()):
@@ -162,17 +167,16 @@ def test_every_flipped_bit_of_every_file_is_a_problem(tmp_path: Path):
 
 def test_an_entry_that_is_no_boundary_is_a_problem_though_its_page_proves(tmp_path: Path):
     made(tmp_path)
-    files = DiskFiles()
     path = f"{tmp_path}/{index_name(0)}"
-    index, summary = indexes.load(files, path, 0)
+    index, summary = indexes.load(FILES, path, 0)
     good = index.grown(0)
     for change in ("positions", "offsets", "timestamps"):
         wrong = copy.deepcopy(good)
         getattr(wrong, change)[0] += 1
-        files.put(path, indexes.encode(wrong, summary))
+        FILES.put(path, indexes.encode(wrong, summary))
         assert [text.partition(": ")[0] for text in problems(tmp_path)][:1] == [index_name(0)]
     summary = msgspec.structs.replace(summary, max_timestamp=5)
-    files.put(path, indexes.encode(good, summary))
+    FILES.put(path, indexes.encode(good, summary))
     assert problems(tmp_path) == [f"{index_name(0)}: says max_timestamp 5, the batches say 1010"]
 
 
@@ -209,7 +213,7 @@ def test_gaps_and_older_epochs_are_problems(tmp_path: Path):
 
 def test_a_start_behind_the_end_is_a_problem(tmp_path: Path):
     made(tmp_path, 3)
-    save_start(DiskFiles(), str(tmp_path), Start(50))
+    save_start(FILES, str(tmp_path), Start(50))
     assert problems(tmp_path) == [f"{START_FILE}: begins at 50, the log ends at 9"]
 
 
@@ -218,11 +222,11 @@ def test_a_batch_that_is_just_being_written_is_no_problem(tmp_path: Path):
     made(folder, 3)
     with (folder / segment_name(0)).open("ab") as file:
         file.write(raw(batch(9))[:50])
-    (place,) = find(DiskFiles(), str(tmp_path))
+    (place,) = find(FILES, str(tmp_path))
     assert problems(folder) == [f"{segment_name(0)} at byte {3 * len(raw(batch(0, 3)))}: {TAIL}"]
     held = DiskFiles().lock(f"{tmp_path}/broker-0/lock")
     verified = Verified()
-    verify_partition(DiskFiles(), place, verified)
+    verify_partition(FILES, place, verified)
     held.release()
     assert verified.problems == []
 
@@ -250,7 +254,7 @@ def test_the_small_files_of_a_broker_are_proved(tmp_path: Path):
 
     def wrong() -> list[str]:
         verified = Verified()
-        verify_broker(DiskFiles(), str(folder), verified)
+        verify_broker(FILES, str(folder), verified)
         return [problem.path for problem in verified.problems]
 
     assert wrong() == []
