@@ -28,6 +28,7 @@ FIXED = {
     "appends-behind-a-failed-one": 1_000_058,
     "late-registration-silences-the-broker": 1_050_355,
     "truncated-log-is-not-flushed-again": 1_006_430,
+    "replica-let-go-keeps-its-epoch": 110_126,
 }
 
 

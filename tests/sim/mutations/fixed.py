@@ -80,3 +80,8 @@ def late_registration_silences_the_broker(put: Put) -> None:
 @mutation("fixed", among="deposed")
 def truncated_log_is_not_flushed_again(put: Put) -> None:
     put(Follower, "on_truncated", lambda self, now_ms: self._fetch(now_ms))
+
+
+@mutation("fixed")
+def replica_let_go_keeps_its_epoch(put: Put) -> None:
+    put(ClusterState, "_lead_anew", lambda self, key, topic, partition: None)
