@@ -31,6 +31,9 @@ DIRECTED: dict[str, str] = {
         "core/test_metadata.py::test_a_late_registration_does_not_silence_the_present_life"
     ),
     "unclean-session-not-told": ("log/test_session.py::test_a_power_cut_loses_what_was_acknowledged_before_its_sync"),
+    "replica-let-go-keeps-its-epoch": (
+        "core/test_metadata.py::test_a_replica_that_was_let_go_and_is_added_again_acknowledges_in_a_new_epoch"
+    ),
     "truncated-log-is-not-flushed-again": (
         "core/test_follower.py::"
         "test_what_a_truncation_leaves_is_acknowledged_although_flushes_of_before_no_longer_count"
