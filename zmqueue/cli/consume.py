@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 
+from zmqueue.cli.cluster import EXIT_NOT_FOUND
 from zmqueue.cli.options import Choices, Failed, bootstrap_option
 from zmqueue.cli.records import as_line, record_fields
 
@@ -151,7 +152,7 @@ def consume(
     With -f json, one object a line: topic, partition, offset, timestamp, key, value, headers; text where it is UTF-8,
     else {"base64": …}.
     """
-    from zmqueue.model import TopicPartition, check_topic_name
+    from zmqueue.model import check_topic_name
 
     check_topic_name(topic, internal=True)
     if value is not None and reverse:
@@ -163,13 +164,7 @@ def consume(
     from zmqueue import Consumer
 
     with Consumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
-        known = consumer.partitions_for_topic(topic)
-        if not known:
-            raise Failed(3, f"no topic {topic!r}")
-        missing = sorted(set(partitions) - set(known))
-        if missing:
-            raise Failed(3, f"topic {topic!r} has no partition {missing[0]}: there are 0 to {max(known)}")
-        assigned = [TopicPartition(topic, number) for number in sorted(set(partitions) or set(known))]
+        assigned = chosen_partitions(consumer, topic, partitions)
         if value is not None:
             copy_matching(consumer, assigned, begin, value, count, write, sys.stdout.buffer)
             return
@@ -180,6 +175,20 @@ def consume(
         seek(consumer, assigned, begin)
         ends = consumer.end_offsets(assigned) if exit_at_end else None
         copy(consumer, assigned, ends, count, write, sys.stdout.buffer)
+
+
+def chosen_partitions(consumer: Any, topic: str, partitions: tuple[int, ...]) -> list[TopicPartition]:
+    """These of the topic, all of them if none are named."""
+    from zmqueue.model import TopicPartition
+
+    known = consumer.partitions_for_topic(topic)
+    if not known:
+        raise Failed(EXIT_NOT_FOUND, f"no topic {topic!r}")
+    missing = sorted(set(partitions) - set(known))
+    if missing:
+        text = f"topic {topic!r} has no partition {missing[0]}: there are 0 to {max(known)}"
+        raise Failed(EXIT_NOT_FOUND, text)
+    return [TopicPartition(topic, number) for number in sorted(set(partitions) or set(known))]
 
 
 def seek(consumer: Any, assigned: list[TopicPartition], begin: Where) -> None:

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from zmqueue.cli.consume import Where, copy, parse_where, seek
+from zmqueue.cli.consume import Where, chosen_partitions, copy, parse_where, seek
 from zmqueue.cli.options import Choices, Failed, bootstrap_option
 from zmqueue.cli.produce import IN_FLIGHT_MAX, LINE_BYTES_MAX, TOPIC_WAIT_S
 from zmqueue.cli.progress import Progress
@@ -65,7 +65,7 @@ def export(choices: Choices, topic: str, partitions: tuple[int, ...], begin: str
 
     A file has its name only when it is complete; before, it is called FILE.part.
     """
-    from zmqueue.model import TopicPartition, check_topic_name
+    from zmqueue.model import check_topic_name
 
     check_topic_name(topic, internal=True)
     first, last = parse_where(begin, "--from"), parse_where(until, "--until")
@@ -76,13 +76,7 @@ def export(choices: Choices, topic: str, partitions: tuple[int, ...], begin: str
     from zmqueue import Consumer
 
     with Consumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
-        known = consumer.partitions_for_topic(topic)
-        if not known:
-            raise Failed(3, f"no topic {topic!r}")
-        missing = sorted(set(partitions) - set(known))
-        if missing:
-            raise Failed(3, f"topic {topic!r} has no partition {missing[0]}: there are 0 to {max(known)}")
-        assigned = [TopicPartition(topic, number) for number in sorted(set(partitions) or set(known))]
+        assigned = chosen_partitions(consumer, topic, partitions)
         ends = end_offsets(consumer, assigned, last)
         consumer.assign(assigned)
         seek(consumer, assigned, first)

@@ -5,24 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tests.golden import samples
 from zmqueue.core.admission import refusal
 from zmqueue.wire.messages import StatusResponse
 
-FOLLOWS = StatusResponse(
-    broker=0,
-    epoch=1,
-    fenced=False,
-    pid=1,
-    uptime_ms=1,
-    controller=2,
-    term=7,
-    index=40,
-    voting=True,
-    partitions=0,
-    leading=0,
-    under_replicated=0,
-    offline=0,
-    bad_frames=0,
+FOLLOWS: StatusResponse = msgspec.structs.replace(
+    samples.sample(StatusResponse), broker=0, controller=2, term=7, index=40, voting=True
 )
 
 
