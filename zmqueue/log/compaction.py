@@ -37,6 +37,7 @@ from zmqueue.core.producers import Producers
 from zmqueue.errors import CorruptBatch, CorruptIndex, CorruptLog, JobFailed
 from zmqueue.log.files import Files
 from zmqueue.log.index import SPAN_MAX, load
+from zmqueue.log.recovery import Fault, proved
 from zmqueue.log.segment import Segment
 from zmqueue.log.start import load_start
 from zmqueue.log.swap import CLEANED, Output, discard
@@ -47,10 +48,8 @@ from zmqueue.wire.batch import (
     Batch,
     BatchHeader,
     Columns,
-    check_body,
     decode,
     emptied,
-    parse_header,
     thinned,
     void,
 )
@@ -59,7 +58,6 @@ from zmqueue.wire.batch import (
 KEY_BYTES = 256
 # A key that is not shorter is known by its hash of this length, so a name of one kind is never one of the other.
 _NAME_BYTES = 32
-_READ_BYTES = 1 * MiB
 # Often, as what one process has left for the disk to write is what another one's sync waits for.
 _SYNC_BYTES = 4 * MiB
 
@@ -123,26 +121,15 @@ def compact(job: CompactionJob, files: Files) -> Steps:
 def read_batches(files: Files, job: CompactionJob, ref: SegmentRef) -> Iterator[Batch]:
     """All batches of a segment, proved. Raises CorruptLog."""
     path = _segment(files, job, ref).path
-    data, start, position, offset = b"", 0, 0, ref.base_offset
-    while position < ref.log_bytes:
-        at = position - start
-        try:
-            if len(data) - at < HEADER_BYTES:
-                data, start, at = files.pread(path, _READ_BYTES, position), position, 0
-            header = parse_header(data, at)
-            stop = at + header.total_bytes
-            if stop > len(data):
-                data, start = files.pread(path, max(_READ_BYTES, header.total_bytes), position), position
-                at, stop = 0, header.total_bytes
-            body = data[at + HEADER_BYTES : stop]
-            check_body(header, body)
-        except CorruptBatch as error:
-            raise CorruptLog(f"{path}: damaged at {position}: {error}") from error
-        if header.base_offset != offset:
-            raise CorruptLog(f"{path}: at {position} lies offset {header.base_offset}, not {offset}")
-        yield Batch(header, body)
-        position += header.total_bytes
-        offset = header.next_offset
+    offset = ref.base_offset
+    try:
+        for position, header, body in proved(files, path, ref.log_bytes):
+            if header.base_offset != offset:
+                raise CorruptLog(f"{path}: at {position} lies offset {header.base_offset}, not {offset}")
+            yield Batch(header, body)
+            offset = header.next_offset
+    except Fault as fault:
+        raise CorruptLog(f"{path}: damaged at {fault.position}: {fault.reason}") from fault
     if offset != ref.next_offset:
         raise CorruptLog(f"{path}: ends with offset {offset}, not {ref.next_offset}")
 
