@@ -78,10 +78,34 @@ class MessageTooLarge(ZmqueueError):
     code = 10
 
 
+class OffsetMetadataTooLarge(ZmqueueError):
+    """The text that goes with a committed offset is too long."""
+
+    code = 12
+
+
 class NetworkError(ZmqueueError):
     """The connection to the broker was lost; the request may have taken effect."""
 
     code, retriable, refresh_metadata, indeterminate = 13, True, True, True
+
+
+class CoordinatorLoading(ZmqueueError):
+    """The group's coordinator has just taken over and reads what it has to know; soon it will answer."""
+
+    code, retriable = 14, True
+
+
+class CoordinatorNotAvailable(ZmqueueError):
+    """The group has no coordinator at the moment, or it could not write down what was asked."""
+
+    code, retriable, refresh_metadata, indeterminate = 15, True, True, True
+
+
+class NotCoordinator(ZmqueueError):
+    """Another broker coordinates this group."""
+
+    code, retriable, refresh_metadata = 16, True, True
 
 
 class InvalidTopic(ZmqueueError):
@@ -106,6 +130,30 @@ class InvalidRequiredAcks(ZmqueueError):
     """acks must be 0, 1 or all."""
 
     code = 21
+
+
+class IllegalGeneration(ZmqueueError):
+    """The member does not own this partition: it was given to another since, or never to this one."""
+
+    code = 22
+
+
+class InvalidGroup(ZmqueueError):
+    """The name of the group is empty or too long."""
+
+    code = 24
+
+
+class UnknownMember(ZmqueueError):
+    """The group has no such member: it was silent for longer than its session, or was removed."""
+
+    code = 25
+
+
+class InvalidSessionTimeout(ZmqueueError):
+    """The session timeout is not within the limits that the brokers are configured with."""
+
+    code = 26
 
 
 class UnsupportedVersion(ZmqueueError):
@@ -180,6 +228,18 @@ class UnknownProducer(ZmqueueError):
     code = 59
 
 
+class NonEmptyGroup(ZmqueueError):
+    """The group has members; this can be done to an empty group only."""
+
+    code = 68
+
+
+class GroupNotFound(ZmqueueError):
+    """No such group."""
+
+    code = 69
+
+
 class FencedEpoch(ZmqueueError):
     """The sender's epoch is older than the receiver's."""
 
@@ -190,6 +250,18 @@ class UnknownEpoch(ZmqueueError):
     """The sender's epoch is newer than the receiver's: the receiver has yet to catch up."""
 
     code, retriable = 75, True
+
+
+class GroupFull(ZmqueueError):
+    """The group has as many members as the brokers allow."""
+
+    code = 81
+
+
+class FencedInstance(ZmqueueError):
+    """Another member has joined under this static member's instance id."""
+
+    code = 82
 
 
 class InvalidRecord(ZmqueueError):
@@ -208,6 +280,12 @@ class WrongCluster(ZmqueueError):
     """The peer belongs to another cluster."""
 
     code = 104
+
+
+class UnsupportedAssignor(ZmqueueError):
+    """The brokers have no assignor of this name."""
+
+    code = 112
 
 
 # -- ours --------------------------------------------------------------------------------------------------------
@@ -309,6 +387,12 @@ class NoSuchIndex(ZmqueueError):
     code = 1030
 
 
+class LogTruncated(ZmqueueError):
+    """Records that this consumer has read were lost since, and their offsets are used again."""
+
+    code = 1031
+
+
 # -- on the client's side only -----------------------------------------------------------------------------------
 
 
@@ -358,6 +442,12 @@ class ForkedClient(ZmqueueError):
     """The client was created in a parent process; make a new one after fork."""
 
     code = 1107
+
+
+class CommitFailed(ZmqueueError):
+    """The offsets were not committed: the group has given these partitions to another member."""
+
+    code = 1108
 
 
 def error_name(cls: type[ZmqueueError]) -> str:

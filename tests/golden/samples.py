@@ -22,6 +22,7 @@ from msgspec import Struct
 from zmqueue import errors
 from zmqueue.model import PartitionKey
 from zmqueue.wire import batch, frames
+from zmqueue.wire import group_messages as g
 from zmqueue.wire import messages as m
 
 FOLDER = Path(__file__).parent
@@ -41,6 +42,8 @@ _TOPIC_INFO = m.TopicInfo(
 )
 _BROKER = m.BrokerInfo(id=1, host="127.0.0.1", port=9092, epoch=4, fenced=False)
 
+_MEMBER = g.MemberInfo("m-1", None, "c", ["events"], [m.PartitionEntry(TOPIC, 3)], [m.PartitionEntry(TOPIC, 4)], 10_000)
+
 # By type; "Type, what is special" for a second sample of one.
 MESSAGES: dict[str, Struct] = {
     "Failure": m.Failure(6, "broker 2 leads events-3"),
@@ -55,6 +58,7 @@ MESSAGES: dict[str, Struct] = {
     "CreateTopicRequest, defaults": m.CreateTopicRequest("events"),
     "CreateTopicResponse": m.CreateTopicResponse(TOPIC, 10, 2),
     "DeleteTopicRequest": m.DeleteTopicRequest("events"),
+    "CreatePartitionsRequest": m.CreatePartitionsRequest("events", TOPIC, 20),
     "AlterTopicRequest": m.AlterTopicRequest("events", TOPIC, 3, {"retention.ms": "1000", "quota.bytes": None}),
     "ElectUncleanRequest": m.ElectUncleanRequest(TOPIC, 3, 2),
     "StatusRequest": m.StatusRequest(),
@@ -82,8 +86,10 @@ MESSAGES: dict[str, Struct] = {
     "ProduceResult, failed": m.ProduceResult(19),
     "ProduceResponse": m.ProduceResponse([m.ProduceResult(0, 500, 7, 2, 2), m.ProduceResult(6, leader=4)]),
     "FetchEntry": m.FetchEntry(TOPIC, 3, 500, 2**20),
+    "FetchEntry, with what was read before": m.FetchEntry(TOPIC, 3, 500, 2**20, 6),
     "FetchRequest": m.FetchRequest(500, 1, 2**23, 1000, [m.FetchEntry(TOPIC, 3, 500, 2**20)]),
     "FetchResult": m.FetchResult(0, 600, 10, 7, 2),
+    "FetchResult, truncated": m.FetchResult(1031, 600, 10, 7, 2, 450),
     "FetchResponse": m.FetchResponse([m.FetchResult(0, 600, 10, 7, 2), m.FetchResult(1, 600, 10)]),
     "OffsetEntry": m.OffsetEntry(TOPIC, 3, -2),
     "ListOffsetsRequest": m.ListOffsetsRequest(
@@ -127,13 +133,51 @@ MESSAGES: dict[str, Struct] = {
     "Push": m.Push("c1", 2, 4, 7, 610, 6, 600, 650),
     "BeaconRow": m.BeaconRow(TOPIC, 3, 7, 650, 600, 10),
     "Beacon": m.Beacon("c1", 2, 4, [m.BeaconRow(TOPIC, 3, 7, 650, 600, 10)]),
+    "FindCoordinatorRequest": g.FindCoordinatorRequest("readers"),
+    "FindCoordinatorResponse": g.FindCoordinatorResponse(6, 2, 7),
+    "GroupHeartbeatRequest": g.GroupHeartbeatRequest("readers", "m-1", 4, 3_000, [m.PartitionEntry(TOPIC, 3)]),
+    "GroupHeartbeatRequest, to join": g.GroupHeartbeatRequest(
+        group="readers",
+        member_id="m-1",
+        revision=0,
+        wait_ms=3_000,
+        instance_id="rack-1",
+        client_id="c",
+        topics=["events", "größe"],
+        assignor="sticky",
+        session_timeout_ms=10_000,
+        rebalance_timeout_ms=300_000,
+    ),
+    "GroupHeartbeatRequest, to leave": g.GroupHeartbeatRequest("readers", "m-1", 4, 0, leaving=True),
+    "AssignedRow": g.AssignedRow(3, 500, 7),
+    "AssignedRow, of a new partition": g.AssignedRow(10, fresh=True),
+    "AssignedTopic": g.AssignedTopic(TOPIC, "events", [g.AssignedRow(3, 500, 7), g.AssignedRow(4)]),
+    "GroupHeartbeatResponse": g.GroupHeartbeatResponse(
+        9, 5, [g.AssignedTopic(TOPIC, "events", [g.AssignedRow(3, 500, 7)])]
+    ),
+    "GroupHeartbeatResponse, nothing new": g.GroupHeartbeatResponse(9, 5),
+    "CommitRow": g.CommitRow(TOPIC, 3, 510, 7, "by hand"),
+    "CommitOffsetsRequest": g.CommitOffsetsRequest("readers", [g.CommitRow(TOPIC, 3, 510, 7)], "m-1", 9, 12),
+    "CommitOffsetsRequest, of nobody": g.CommitOffsetsRequest("readers", [g.CommitRow(TOPIC, 3, 0)]),
+    "CommitOffsetsResponse": g.CommitOffsetsResponse([0, 22]),
+    "FetchOffsetsRequest": g.FetchOffsetsRequest("readers", [m.PartitionEntry(TOPIC, 3)]),
+    "FetchOffsetsRequest, everything": g.FetchOffsetsRequest("readers"),
+    "CommittedRow": g.CommittedRow(TOPIC, 3, 510, 7, "by hand", 1_700_000_000_000),
+    "FetchOffsetsResponse": g.FetchOffsetsResponse([g.CommittedRow(TOPIC, 3, 510, 7, "", 1_700_000_000_000)]),
+    "ListGroupsRequest": g.ListGroupsRequest(),
+    "GroupRow": g.GroupRow("readers", "stable", 9, 2, "sticky"),
+    "ListGroupsResponse": g.ListGroupsResponse([g.GroupRow("readers", "stable", 9, 2, "sticky")]),
+    "DescribeGroupRequest": g.DescribeGroupRequest("readers"),
+    "MemberInfo": _MEMBER,
+    "DescribeGroupResponse": g.DescribeGroupResponse("readers", "moving", 9, "sticky", [_MEMBER]),
+    "DeleteGroupRequest": g.DeleteGroupRequest("readers"),
 }
 
 
 def message_types() -> dict[str, type[Struct]]:
     """Every type that travels, by name."""
     bases = (m.Message, m.Row)
-    found = vars(m).values()
+    found = [*vars(m).values(), *vars(g).values()]
     return {c.__name__: c for c in found if isinstance(c, type) and issubclass(c, bases) and c not in bases}
 
 

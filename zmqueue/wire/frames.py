@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from zmqueue.errors import BadFrame, InvalidRequest, UnknownOperation, UnsupportedVersion
 from zmqueue.model import PartitionKey
-from zmqueue.wire import cbor, messages
+from zmqueue.wire import cbor, group_messages, messages
 
 VERSION = 1
 _HEAD = struct.Struct("<BBHQ")
@@ -53,8 +53,16 @@ class Operation(IntEnum):
     ELECT_UNCLEAN = 10
     DELETE_RECORDS = 11
     ALTER_TOPIC = 12
+    CREATE_PARTITIONS = 13
     FIND = 14
     FETCH_BACKWARD = 15
+    FIND_COORDINATOR = 20
+    GROUP_HEARTBEAT = 21
+    COMMIT_OFFSETS = 22
+    FETCH_OFFSETS = 23
+    LIST_GROUPS = 24
+    DESCRIBE_GROUP = 25
+    DELETE_GROUP = 26
     HEARTBEAT = 100
     ACKS = 101
     REPLICA_FETCH = 102
@@ -73,8 +81,16 @@ REQUESTS: dict[Operation, type[Struct]] = {
     Operation.ELECT_UNCLEAN: messages.ElectUncleanRequest,
     Operation.DELETE_RECORDS: messages.DeleteRecordsRequest,
     Operation.ALTER_TOPIC: messages.AlterTopicRequest,
+    Operation.CREATE_PARTITIONS: messages.CreatePartitionsRequest,
     Operation.FIND: messages.FindRequest,
     Operation.FETCH_BACKWARD: messages.FetchBackwardRequest,
+    Operation.FIND_COORDINATOR: group_messages.FindCoordinatorRequest,
+    Operation.GROUP_HEARTBEAT: group_messages.GroupHeartbeatRequest,
+    Operation.COMMIT_OFFSETS: group_messages.CommitOffsetsRequest,
+    Operation.FETCH_OFFSETS: group_messages.FetchOffsetsRequest,
+    Operation.LIST_GROUPS: group_messages.ListGroupsRequest,
+    Operation.DESCRIBE_GROUP: group_messages.DescribeGroupRequest,
+    Operation.DELETE_GROUP: group_messages.DeleteGroupRequest,
     Operation.HEARTBEAT: messages.Heartbeat,
     Operation.ACKS: messages.Acks,
     Operation.REPLICA_FETCH: messages.ReplicaFetchRequest,
@@ -92,8 +108,16 @@ RESPONSES: dict[Operation, type[Struct]] = {
     Operation.ELECT_UNCLEAN: messages.Done,
     Operation.DELETE_RECORDS: messages.DeleteRecordsResponse,
     Operation.ALTER_TOPIC: messages.Done,
+    Operation.CREATE_PARTITIONS: messages.Done,
     Operation.FIND: messages.FindResponse,
     Operation.FETCH_BACKWARD: messages.FetchBackwardResponse,
+    Operation.FIND_COORDINATOR: group_messages.FindCoordinatorResponse,
+    Operation.GROUP_HEARTBEAT: group_messages.GroupHeartbeatResponse,
+    Operation.COMMIT_OFFSETS: group_messages.CommitOffsetsResponse,
+    Operation.FETCH_OFFSETS: group_messages.FetchOffsetsResponse,
+    Operation.LIST_GROUPS: group_messages.ListGroupsResponse,
+    Operation.DESCRIBE_GROUP: group_messages.DescribeGroupResponse,
+    Operation.DELETE_GROUP: messages.Done,
     Operation.HEARTBEAT: messages.HeartbeatReply,
     Operation.REPLICA_FETCH: messages.ReplicaFetchResponse,
 }

@@ -116,6 +116,14 @@ class DeleteTopicRequest(Message):
     topic_id: TopicId | None = None
 
 
+class CreatePartitionsRequest(Message):
+    """Let the topic have `total` partitions; one that has as many or more already refuses."""
+
+    name: Name
+    topic_id: TopicId
+    total: Count
+
+
 class AlterTopicRequest(Message):
     """Change these settings, None taking one back, if they are still those of `config_version`."""
 
@@ -196,10 +204,14 @@ class ProduceResponse(Message):
 
 
 class FetchEntry(Row):
+    """`last_epoch` is the leader epoch of the record before `offset`, as the reader knows it, or -1: a log that lost
+    records since (by an unclean election) and reuses their offsets answers LOG_TRUNCATED."""
+
     topic_id: TopicId
     partition: PartitionNumber
     offset: Offset
     bytes_max: Count
+    last_epoch: Epoch = -1
 
 
 class FetchRequest(Message):
@@ -213,11 +225,14 @@ class FetchRequest(Message):
 
 
 class FetchResult(Row):
+    """`truncated_to`, with LOG_TRUNCATED: where the reader's history and the log's part."""
+
     error: ErrorCode
     high_watermark: Offset = -1
     log_start: Offset = -1
     leader_epoch: Epoch = -1
     leader: BrokerId = -1
+    truncated_to: Offset = -1
 
 
 class FetchResponse(Message):
