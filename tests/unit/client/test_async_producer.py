@@ -17,6 +17,7 @@ from zmqueue.wire.batch import decode
 from zmqueue.wire.frames import Operation
 
 LONG_MS = 600_000
+CLIENT_ID = "async-producer-under-test"
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def cluster() -> Iterator[FakeCluster]:
 
 
 def producer(cluster: FakeCluster, **settings: Any) -> AsyncProducer:
-    return AsyncProducer(bootstrap_servers=cluster.bootstrap, **settings)
+    return AsyncProducer(bootstrap_servers=cluster.bootstrap, client_id=CLIENT_ID, **settings)
 
 
 def written(cluster: FakeCluster, topic: str = "t", number: int = 0) -> list[bytes]:
@@ -374,7 +375,7 @@ def test_a_cancelled_flush_leaves_the_producer_as_it_was(cluster: FakeCluster) -
 
 
 def io_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("zmqueue-")]
+    return [thread.name for thread in threading.enumerate() if thread.name == f"zmqueue-{CLIENT_ID}"]
 
 
 def test_leaving_sends_everything_and_ends_the_thread(cluster: FakeCluster) -> None:
