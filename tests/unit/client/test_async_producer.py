@@ -415,7 +415,9 @@ def test_leaving_by_cancellation_sends_everything_and_ends_the_thread(cluster: F
 
 
 def test_a_cancelled_close_ends_the_thread_and_whoever_waits_hears_of_it(cluster: FakeCluster) -> None:
-    async def used() -> tuple[AsyncProducer, list[asyncio.Task[Any]]]:
+    made: list[AsyncProducer] = []
+
+    async def used() -> list[asyncio.Task[Any]]:
         """One that has a record under way, a task that waits for room and one that waits for a topic."""
         cluster.script = lambda seen: DEFAULT
         p = producer(cluster, max_block_ms=LONG_MS, buffer_memory=2_000)
@@ -425,20 +427,21 @@ def test_a_cancelled_close_ends_the_thread_and_whoever_waits_hears_of_it(cluster
         for topic in ("t", "t", "nowhere"):
             tasks.append(asyncio.ensure_future(p.send_and_wait(topic, b"v" * 2_000)))
             await asyncio.sleep(0)
-        return p, tasks
+        made.append(p)
+        return tasks
 
     async def main() -> None:
-        p, waiting = await used()
+        waiting = await used()
         cancellations = 0
-        async for cancelled, _ in each_cancellation(lambda: p.close(timeout=0.02)):
+        async for cancelled, _ in each_cancellation(lambda: made[-1].close(timeout=0.02)):
             cancellations += cancelled
             ended = await asyncio.gather(*waiting, return_exceptions=True)
             assert [type(each) for each in ended] == [errors.ClientClosed] * 3
-            await p.close()
+            await made[-1].close()
             await until(lambda: io_threads() == [])
-            p, waiting = await used()
+            waiting = await used()
         assert cancellations >= 4
-        await p.close(timeout=0)
+        await made[-1].close(timeout=0)
         await asyncio.gather(*waiting, return_exceptions=True)
 
     run(main())
