@@ -1,10 +1,13 @@
 """What applications use to talk to a cluster.
 
-    producer    send, send_many        consumer    poll, poll_batches      admin    topics, cluster
-    ├ columns   records, measured      ├ fetcher   who is asked for what
-    ├ buffer    batches being filled   └ records   batches, opened
-    ├ sender    batches on their way
-    └ ordering  what is sent again (pure)
+    producer    send, send_many        consumer      poll, poll_batches         admin    topics, cluster
+    ├ columns   records, measured      ├ questions   what needs no position
+    ├ buffer    batches being filled   ├ subscription   what is read
+    ├ sender    batches on their way   ├ fetcher     who is asked for what
+    └ ordering  what is sent again     ├ handout     what the application gets
+                (pure)                 ├ slots       one partition being read
+                                       └ records     batches, opened
+                aio_producer, on aio_gate: the producer for an event loop
                 routing    which broker to ask  ─ metadata (pure)
                 network    one IO thread per client object: requests, connections, timers
 

@@ -5,20 +5,13 @@ something share a request, so a consumer that keeps up has one fetch waiting at 
 while the application works on the last one, as long as the slot holds less than `partition_bytes` and all slots
 together less than `bytes_max`; so memory is bounded by twice `bytes_max` and one answer per leader.
 
-Invariants
-- `position <= fetch_offset`; the ranges in `chunks` cover what lies between, but for what the application has taken.
-- `token` changes with every seek and every change of mind; an answer to an older token is dropped.
-- A slot without a position looks it up first (`reset` says what: earliest, or latest).
-- An error that the application has to hear waits in the slot until a poll raises it.
-
-Slots are shared with the application's thread, under `changed`.
+Slots are shared with the application's thread, under `changed`; what holds of them is in slots.py.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -26,8 +19,9 @@ from typing import Any
 from msgspec import Struct
 
 from zmqueue.client.network import Answer, Request, Timer
-from zmqueue.client.records import RecordBatch, end_offset
+from zmqueue.client.records import end_offset
 from zmqueue.client.routing import BACKOFF_S, BACKOFF_S_MAX, STUCK_S, Router, jittered
+from zmqueue.client.slots import Chunk, Slot
 from zmqueue.errors import (
     ClientClosed,
     CorruptBatch,
@@ -58,55 +52,6 @@ class FetchSettings(Struct, frozen=True):
     partition_bytes: int
     request_timeout_s: float
     reset: int | None
-
-
-class Chunk(Struct, frozen=True, gc=False):
-    data: bytes
-    offset: int
-
-
-class Slot:
-    """One assigned partition."""
-
-    def __init__(self, partition: TopicPartition, reset: int | None) -> None:
-        self.partition = partition
-        self.position: int | None = None
-        self.fetch_offset = 0
-        self.reset = reset
-        self.token = 0
-        self.waits = False  # a request is under way for this token
-        self.paused = False
-        self.halted = False  # what was fetched last is suspect: nothing more until it was looked at
-        self.chunks: deque[Chunk] = deque()
-        self.bytes = 0
-        self.high_watermark = -1
-        self.error: ZmqueueError | None = None
-        self.retry_at = 0.0
-        self.failures = 0
-        self.ahead_since: float | None = None
-        # The application's thread alone: batches being handed out.
-        self.opened: Any = None
-        self.current: RecordBatch | None = None
-        self.cursor = 0
-
-    def clear(self) -> None:
-        self.token += 1
-        self.waits = self.halted = False
-        self.chunks.clear()
-        self.bytes = 0
-        self.error = None
-        self.retry_at, self.failures, self.ahead_since = 0.0, 0, None
-        self.opened = self.current = None
-        self.cursor = 0
-
-    def seek(self, offset: int) -> None:
-        self.clear()
-        self.position = self.fetch_offset = offset
-        self.reset = None
-
-    def look_up(self, reset: int) -> None:
-        self.clear()
-        self.position, self.reset = None, reset
 
 
 class Asked:
