@@ -36,7 +36,7 @@ import msgspec
 from chaos.proxy import CLIENTS, Proxy, Route
 from zmqueue import Admin
 from zmqueue.broker.raft_folder import format_folder
-from zmqueue.client.admin import ReplicaDescription, TopicDescription
+from zmqueue.client.descriptions import ReplicaDescription, TopicDescription
 from zmqueue.config import CLUSTER_FILE, ENV_PREFIX, SECRET_FILE, ClusterFile, load, variable_for
 from zmqueue.core.admission import refusal
 from zmqueue.errors import ZmqueueError

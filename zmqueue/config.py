@@ -90,6 +90,7 @@ class BrokerConfig(Section, frozen=True):
     fetch_wait_ms_max: Millis = 60_000
     requests_per_connection_max: Count = 64
     requests_waiting_max: Count = 10_000
+    requests_parked_max: Count = 20_000
     bytes_in_flight_max: Bytes = 256 * MiB
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from zmqueue.errors import InvalidTopic, ReservedName
+from zmqueue.errors import InvalidGroup, InvalidTopic, ReservedName
 
 KiB = 1024
 MiB = 1024 * KiB
@@ -84,4 +84,14 @@ def check_topic_name(name: str, *, internal: bool = False) -> str:
         raise InvalidTopic(f"topic name {name!r:.80} is not allowed: 1 to 249 of letters, digits, '.', '_' and '-'")
     if name.startswith("__") and not internal:
         raise ReservedName(f"topic name {name!r} is reserved: names that begin with '__' belong to zmqueue")
+    return name
+
+
+GROUP_NAME_MAX = 249
+
+
+def check_group_name(name: str) -> str:
+    """Any text of 1 to 249 characters, as Kafka has it."""
+    if not 0 < len(name) <= GROUP_NAME_MAX:
+        raise InvalidGroup(f"group {name!r:.80} is not allowed: a group's name has 1 to {GROUP_NAME_MAX} characters")
     return name

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.cluster import Cluster, running_cluster
 from tests.integration.workload import Load
 from zmqueue import Admin, Consumer, Producer, TopicPartition, errors
-from zmqueue.client.admin import PartitionDescription
+from zmqueue.client.descriptions import PartitionDescription
 
 
 @pytest.fixture(scope="module")

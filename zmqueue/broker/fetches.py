@@ -2,7 +2,9 @@
 
 A fetch that finds fewer bytes than it wants is parked under every partition it names; it is tried again when one of
 them has more to read, and answered with whatever is there at its deadline, or at once when a partition has moved away.
-Reads stop at the high watermark, and at the read lease of this broker.
+Reads stop at the high watermark, and at the read lease of this broker. A reader that says which epoch the record before
+its offset was of hears where its history and the log's part, if they do: after an unclean election offsets are used
+again, and it would go on among records that are not those it knew.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from msgspec import Struct
 from zmqueue import errors
 from zmqueue.broker.logs import Logs
 from zmqueue.config import BrokerConfig
+from zmqueue.core.epochs import NO_EPOCH
 from zmqueue.core.node import Node
 from zmqueue.errors import ZmqueueError
 from zmqueue.model import PartitionKey
@@ -136,6 +139,15 @@ class Fetches:
         if not self._node.readable(now_ms):
             result.error = errors.LeaseExpired.code
             return result, b""
+        if entry.last_epoch > replica.leader_epoch:
+            # The reader was served by a later leader than we are: we know nothing about what it has read.
+            result.error = errors.UnknownEpoch.code
+            return result, b""
+        if entry.offset >= log.log_start and entry.last_epoch != NO_EPOCH:
+            parting = log.epochs.parting(entry.last_epoch, entry.offset, log.first_offset, log.log_end)
+            if parting is not None:
+                result.error, result.truncated_to = errors.LogTruncated.code, parting
+                return result, b""
         if not log.log_start <= entry.offset <= log.log_end:
             result.error = errors.OffsetOutOfRange.code
             return result, b""

@@ -67,6 +67,28 @@ def jittered(base_s: float, failures: int, max_s: float) -> float:
     return min(max_s, base_s * 2 ** min(failures, 16)) * (0.5 + random.random() / 2)
 
 
+class Call:
+    """A request on its way, and the thread that will wait for it."""
+
+    def __init__(self, network: Network, operation: Operation, timeout_s: float) -> None:
+        self._network = network
+        self._operation = operation
+        self._timeout_s = timeout_s
+        self._results: list[Answer | ZmqueueError] = []
+        self._done = threading.Event()
+
+    def finish(self, result: Answer | ZmqueueError) -> None:
+        self._results.append(result)
+        self._done.set()
+
+    def result(self) -> Answer | ZmqueueError:
+        # The request ends by itself in time; the bound is for a client closed meanwhile.
+        if not self._done.wait(self._timeout_s + 1.0):
+            self._network.check()
+            return RequestTimedOut(f"{self._operation.name} was not answered in time")
+        return self._results[0]
+
+
 class Router:
     def __init__(self, network: Network, bootstrap: list[Address], *, metadata_max_age_ms: int = 300_000) -> None:
         self.network = network
@@ -127,27 +149,22 @@ class Router:
         self, target: int | Address | None, operation: Operation, message: Struct, timeout_s: float
     ) -> Answer | ZmqueueError:
         """One request, waited for. `target` None: any broker that seems to be well."""
-        self.network.check()
-        box: list[Answer | ZmqueueError] = []
-        done = threading.Event()
+        return self.begin(target, operation, message, timeout_s).result()
 
-        def finish(result: Answer | ZmqueueError) -> None:
-            box.append(result)
-            done.set()
+    def begin(self, target: int | Address | None, operation: Operation, message: Struct, timeout_s: float) -> Call:
+        """As `call`, for whoever has several questions out at once."""
+        self.network.check()
+        call = Call(self.network, operation, timeout_s)
 
         def start() -> None:
             address = self.any_address() if target is None else self._resolve(target)
             if address is None:
-                finish(NetworkError(f"broker {target} is not known"))
+                call.finish(NetworkError(f"broker {target} is not known"))
             else:
-                self.network.request(address, operation, message, None, timeout_s, finish)
+                self.network.request(address, operation, message, None, timeout_s, call.finish)
 
         self.network.post(start)
-        # The request ends by itself in time; the bound is for a client closed meanwhile.
-        if not done.wait(timeout_s + 1.0):
-            self.network.check()
-            return RequestTimedOut(f"{operation.name} was not answered in time")
-        return box[0]
+        return call
 
     # -- IO thread ---------------------------------------------------------------------------------------------
 

@@ -132,7 +132,10 @@ class CreateTopic(Command, tag="create_topic"):
 
 
 class CreatePartitions(Command, tag="create_partitions"):
+    """Let the topic have so many in all: applied a second time it changes nothing."""
+
     name: Name
+    topic_id: TopicId
     total: Count
 
 

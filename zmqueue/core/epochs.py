@@ -35,6 +35,14 @@ class Epochs:
             return NO_EPOCH, log_start
         return self.entries[at - 1][0], self.entries[at][1] if at < len(self.entries) else log_end
 
+    def parting(self, epoch: int, offset: int, log_start: int, log_end: int) -> int | None:
+        """At or before which offset the log leaves the history of a reader, whose record before `offset` was of this
+        epoch; None if it does not, or has forgotten: of what lay before its start it knows the last epoch at most."""
+        known, end = self.end_of(epoch, log_start, log_end)
+        if (known == epoch and end >= offset) or (known == NO_EPOCH and offset <= log_start):
+            return None
+        return min(end, offset)
+
     def within(self, start: int, end: int) -> list[tuple[int, int]]:
         """The epochs of the records in [start, end), each with its first offset there."""
         at = max(0, bisect_right(self.entries, start, key=lambda entry: entry[1]) - 1)

@@ -276,8 +276,10 @@ class ClusterState(Cluster):
         self._event("topic created", topic=topic.name)
 
     def _create_partitions(self, command: c.CreatePartitions) -> None:
-        topic = self._topic(command.name)
-        if command.total <= len(topic.partitions):
+        topic = self._topic(command.name, command.topic_id)
+        if command.total == len(topic.partitions):
+            return  # the same request again, perhaps by way of another broker
+        if command.total < len(topic.partitions):
             raise errors.InvalidPartitions(f"topic {topic.name!r} has {len(topic.partitions)} partitions already")
         if command.total > PARTITIONS_PER_TOPIC_MAX:
             raise errors.InvalidPartitions(f"a topic has at most {PARTITIONS_PER_TOPIC_MAX} partitions")
@@ -296,9 +298,7 @@ class ClusterState(Cluster):
         self._applied.partitions.update((PartitionKey(topic.topic_id, number), None) for number in fresh)
 
     def _delete_topic(self, command: c.DeleteTopic) -> None:
-        topic = self._topic(command.name)
-        if command.topic_id not in (None, topic.topic_id):
-            raise errors.UnknownTopicOrPartition(f"the topic {command.name!r} that was meant is gone")
+        topic = self._topic(command.name, command.topic_id)
         del self.names[topic.name]
         del self.topics[topic.topic_id]
         self.deleted[topic.topic_id] = None
@@ -464,10 +464,12 @@ class ClusterState(Cluster):
             raise errors.UnknownTopicOrPartition()
         return key, self.topics[key.topic_id], partition
 
-    def _topic(self, name: str) -> TopicState:
+    def _topic(self, name: str, topic_id: bytes | None = None) -> TopicState:
         topic = self.topic_named(name)
         if topic is None:
             raise errors.UnknownTopicOrPartition(f"no topic {name!r}")
+        if topic_id not in (None, topic.topic_id):
+            raise errors.UnknownTopicOrPartition(f"the topic {name!r} that was meant is gone")
         return topic
 
     def _replica_counts(self) -> dict[int, int]:

@@ -117,7 +117,7 @@ class DeleteTopicRequest(Message):
 
 
 class CreatePartitionsRequest(Message):
-    """Let the topic have `total` partitions; one that has as many or more already refuses."""
+    """Let the topic have `total` partitions, which it may have already; one that has more refuses."""
 
     name: Name
     topic_id: TopicId

@@ -154,7 +154,7 @@ def test_over_its_quota_a_partition_refuses_records(shell: Kept) -> None:
     assert shell.answer.results[0].error == errors.QuotaExceeded.code
     assert shell.log.log_end == 2
     shell.alter({"quota.bytes": "10000"}, version=1)
-    assert not shell.handlers._over_quota(KEY)
+    assert not shell.handlers.records._over_quota(KEY)
 
 
 # -- beside serving ----------------------------------------------------------------------------------------------
@@ -325,4 +325,4 @@ def test_nobody_is_left_waiting(shell: Kept) -> None:
     shell.delete(1)
     shell.alter({"retention.ms": "1"})
     assert shell.handlers.waiting == 0
-    assert CLIENT not in shell.handlers._waiting
+    assert CLIENT not in shell.handlers._replies._by_connection

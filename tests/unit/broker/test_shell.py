@@ -139,8 +139,8 @@ class Shell:
         row = m.AckRow(TOPIC_ID, 0, 0, self.node.replicas[KEY].log.log_end)
         self.executor.run(self.node.on_acks(m.Acks("cluster", 1, 1, [row]), self.now_ms))
 
-    def fetch(self, offset: int, wait_ms: int = 0, bytes_min: int = 1) -> None:
-        entry = m.FetchEntry(TOPIC_ID, 0, offset, 1 << 20)
+    def fetch(self, offset: int, wait_ms: int = 0, bytes_min: int = 1, last_epoch: int = -1) -> None:
+        entry = m.FetchEntry(TOPIC_ID, 0, offset, 1 << 20, last_epoch)
         self.ask(Operation.FETCH, m.FetchRequest(wait_ms, bytes_min, 1 << 20, 0, [entry]))
 
     @property
@@ -237,6 +237,19 @@ def test_a_connection_with_too_many_open_requests_is_told_to_slow_down(tmp_path:
     assert shell.handlers.waiting == 2
 
 
+def test_requests_that_park_do_not_keep_others_from_being_answered(tmp_path: Path) -> None:
+    limits = BrokerConfig(requests_waiting_max=1, requests_parked_max=3)
+    shell = Shell(tmp_path, Config(broker=limits))
+    shell.lead()
+    for _ in range(4):
+        shell.fetch(0, wait_ms=1000)
+    assert shell.answer.code == errors.Busy.code
+    shell.produce(b"a")
+    shell.ask(Operation.PRODUCER_ID, m.ProducerIdRequest())
+    assert shell.answer.code == errors.Busy.code
+    assert shell.handlers.waiting == 4
+
+
 def test_a_request_over_the_limit_is_refused(tmp_path: Path) -> None:
     shell = Shell(tmp_path, Config(broker=BrokerConfig(request_bytes_max=1 << 20)))
     shell.lead()
@@ -322,6 +335,37 @@ def test_a_fetch_outside_the_log_is_out_of_range(shell: Shell) -> None:
     assert shell.answer.results[0].error == errors.OffsetOutOfRange.code
 
 
+def test_a_reader_of_records_that_were_lost_since_hears_where_to_go_on(shell: Shell) -> None:
+    shell.produce(b"a", b"b")
+    shell.commit()
+    replica = shell.node.replicas[KEY]
+    replica.leader_epoch = 2  # epoch 1 was of a leader whose records an unclean election has lost
+    for offset, last_epoch, expected in [
+        (2, 0, (0, -1)),
+        (2, -1, (0, -1)),
+        (2, 1, (errors.LogTruncated.code, 2)),
+        (7, 0, (errors.LogTruncated.code, 2)),
+        (7, -1, (errors.OffsetOutOfRange.code, -1)),
+        (2, 3, (errors.UnknownEpoch.code, -1)),
+    ]:
+        shell.answers.sent.clear()
+        shell.fetch(offset, last_epoch=last_epoch)
+        result = shell.answer.results[0]
+        assert (result.error, result.truncated_to) == expected, (offset, last_epoch)
+
+
+def test_a_reader_below_the_log_start_is_out_of_range_whatever_it_remembers(shell: Shell) -> None:
+    shell.produce(b"a")
+    shell.produce(b"b")
+    shell.commit()
+    shell.ask(Operation.DELETE_RECORDS, m.DeleteRecordsRequest(TOPIC_ID, 0, 1))
+    shell.answers.sent.clear()
+    shell.fetch(0, last_epoch=0)
+    assert shell.answer.results[0].error == errors.OffsetOutOfRange.code
+    shell.fetch(1, last_epoch=0)
+    assert shell.answer.results[0].error == 0
+
+
 def test_reads_stop_when_the_controller_has_been_silent_for_long(shell: Shell) -> None:
     shell.now_ms += 3_001
     shell.fetch(0)
@@ -396,6 +440,41 @@ def test_no_topic_is_created_on_a_nearly_full_disk(shell: Shell) -> None:
     shell.low_disk = True
     shell.ask(Operation.CREATE_TOPIC, m.CreateTopicRequest("x"))
     assert shell.answer.code == errors.StorageFull.code
+
+
+def more(shell: Shell, total: int, name: str = "t", topic_id: bytes = TOPIC_ID) -> Any:
+    shell.ask(Operation.CREATE_PARTITIONS, m.CreatePartitionsRequest(name, topic_id, total))
+    shell.turn()
+    return shell.answer
+
+
+def test_partitions_are_added_and_asking_again_changes_nothing(shell: Shell) -> None:
+    for _ in range(2):
+        assert isinstance(more(shell, 3), m.Done)
+        assert len(shell.state.topics[TOPIC_ID].partitions) == 3
+    assert more(shell, 2).code == errors.InvalidPartitions.code
+
+
+@pytest.mark.parametrize(
+    ("total", "name", "topic_id", "error"),
+    [
+        (0, "t", TOPIC_ID, errors.InvalidPartitions),
+        (10_001, "t", TOPIC_ID, errors.InvalidPartitions),
+        (3, "t", b"u" * 16, errors.UnknownTopicOrPartition),
+        (3, "u", TOPIC_ID, errors.UnknownTopicOrPartition),
+        (20, "__consumer_offsets", TOPIC_ID, errors.ReservedName),
+    ],
+)
+def test_partitions_that_cannot_be_are_refused(
+    shell: Shell, total: int, name: str, topic_id: bytes, error: type[errors.ZmqueueError]
+) -> None:
+    assert more(shell, total, name, topic_id).code == error.code
+    assert len(shell.state.topics[TOPIC_ID].partitions) == 1
+
+
+def test_no_partitions_are_added_on_a_nearly_full_disk(shell: Shell) -> None:
+    shell.low_disk = True
+    assert more(shell, 3).code == errors.StorageFull.code
 
 
 def test_a_log_that_finds_no_room_is_opened_when_there_is_some(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,30 @@ def test_an_epoch_ends_where_the_next_begins_and_the_last_with_the_log():
     assert epochs.end_of(0, 0, 9) == (NO_EPOCH, 0)
 
 
+@pytest.mark.parametrize(
+    ("epoch", "offset", "parting"),
+    [
+        (3, 4, None),
+        (3, 5, None),  # the next record may be of another epoch
+        (3, 6, 5),  # what the reader took for a record of epoch 3 is one of epoch 6 here
+        (5, 9, 5),  # epoch 5 is not in this log at all
+        (6, 9, None),
+        (6, 12, 9),  # beyond the end
+        (2, 3, None),  # of what lies before the start nothing is known
+        (2, 4, 3),  # but what lies behind it was not written in epoch 2
+    ],
+)
+def test_a_reader_hears_where_its_history_and_the_log_part(epoch: int, offset: int, parting: int | None):
+    assert Epochs([(3, 3), (6, 5)]).parting(epoch, offset, 3, 9) == parting
+
+
+def test_the_epoch_of_the_last_deleted_record_is_still_known_to_a_reader_that_is_just_there():
+    epochs = Epochs([(1, 0), (3, 5)])
+    epochs.begin_at(5)
+    assert epochs.parting(1, 5, 5, 9) is None
+    assert epochs.parting(2, 5, 5, 9) == 5
+
+
 def test_an_epoch_is_noted_once_and_never_goes_back():
     epochs = Epochs()
     for epoch, start in [(1, 0), (1, 4), (2, 6)]:

@@ -606,11 +606,21 @@ def test_partitions_are_only_added():
     cluster = Cluster()
     create(cluster)
     old = [list(p.replicas) for _, _, p in cluster.state.all_partitions()]
-    assert cluster.do(c.CreatePartitions("a", 3)).outcome.code == errors.InvalidPartitions.code
-    assert cluster.do(c.CreatePartitions("a", 2**31 - 1)).outcome.code == errors.InvalidPartitions.code
-    applied = cluster.do(c.CreatePartitions("a", 5))
+    topic_id = cluster.state.names["a"]
+    assert cluster.do(c.CreatePartitions("a", topic_id, 2)).outcome.code == errors.InvalidPartitions.code
+    assert cluster.do(c.CreatePartitions("a", topic_id, 2**31 - 1)).outcome.code == errors.InvalidPartitions.code
+    applied = cluster.do(c.CreatePartitions("a", topic_id, 5))
     assert [key.partition for key in applied.partitions] == [3, 4]
     assert [p.replicas for _, _, p in cluster.state.all_partitions()][:3] == old
+    again = cluster.do(c.CreatePartitions("a", topic_id, 5))
+    assert (again.outcome.code, list(again.partitions)) == (0, []), "asked for again, by way of another broker"
+
+
+def test_partitions_are_added_to_the_topic_that_was_meant():
+    cluster = Cluster()
+    create(cluster)
+    assert cluster.do(c.CreatePartitions("a", b"z" * 16, 5)).outcome.code == errors.UnknownTopicOrPartition.code
+    assert len(cluster.state.topic_named("a").partitions) == 3
 
 
 def test_a_deleted_topic_can_be_made_again_as_another_topic():
@@ -777,7 +787,7 @@ def stray_command(rng: random.Random) -> Any:
             c.Heal(ref, number),
             c.Reassign(ref, [one.broker for one in refs]),
             c.CreateTopic(name, ref.topic_id, number, rng.randint(0, 6), rng.randint(0, 4), "disk"),
-            c.CreatePartitions(name, number),
+            c.CreatePartitions(name, ref.topic_id, number),
             c.DeleteTopic(name),
             c.SetConfig(name, ref.topic_id, number, {"retention.ms": rng.choice([None, "x", "5"])}),
             c.AllocateProducerIds(number),
