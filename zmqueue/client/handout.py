@@ -13,22 +13,26 @@ from collections.abc import Collection
 from zmqueue.client.fetcher import Fetcher
 from zmqueue.client.records import Deserializer, RecordBatch, open_batches
 from zmqueue.client.slots import Slot
-from zmqueue.errors import ZmqueueError
+from zmqueue.errors import LogTruncated, ZmqueueError
 from zmqueue.model import ConsumerRecord, TopicPartition
 
 Records = dict[TopicPartition, list[ConsumerRecord]]
 
 
 class HandOut:
-    def __init__(self, fetcher: Fetcher, key: Deserializer | None, value: Deserializer | None) -> None:
+    def __init__(
+        self, fetcher: Fetcher, key: Deserializer | None, value: Deserializer | None, *, goes_on: bool
+    ) -> None:
+        """`goes_on`: where records were lost, reading goes on by itself once the application was told."""
         self.iterated: deque[ConsumerRecord] = deque()
         self._fetcher = fetcher
         self._deserializers = key, value
+        self._goes_on = goes_on
         self._turn = 0
 
     def has_data(self) -> bool:
         slots = self._fetcher.slots.values()
-        return any((slot.chunks and not slot.paused) or slot.error is not None for slot in slots)
+        return any(slot.live and ((slot.chunks and not slot.paused) or slot.error is not None) for slot in slots)
 
     def position(self, slot: Slot) -> int | None:
         """The offset of the next record that the application will get of this slot, where that is known."""
@@ -36,6 +40,21 @@ class HandOut:
             if (record.topic, record.partition) == slot.partition:
                 return record.offset
         return slot.position
+
+    def positions(self) -> list[tuple[Slot, int, int]]:
+        """Every slot that has one: its position, and the leader epoch of the record before (-1: not known)."""
+        ahead: dict[tuple[str, int], int] = {}
+        for record in self.iterated:
+            ahead.setdefault((record.topic, record.partition), record.offset)
+        found = []
+        for slot in self._fetcher.slots.values():
+            if slot.partition in ahead:
+                at = ahead[slot.partition]
+                within = slot.first_epoch if slot.first_epoch == slot.epoch else -1
+                found.append((slot, at, slot.before[1] if at == slot.before[0] else within))
+            elif slot.position is not None:
+                found.append((slot, slot.position, slot.epoch))
+        return found
 
     def take_iterated(self, limit: int) -> Records:
         found: Records = {}
@@ -53,7 +72,7 @@ class HandOut:
 
     def _in_turn(self) -> list[Slot]:
         """The slots that may hand out, beginning with another one each time."""
-        slots = [slot for slot in list(self._fetcher.slots.values()) if not slot.paused or slot.error is not None]
+        slots = [slot for slot in self._fetcher.slots.values() if slot.live and not (slot.paused and slot.error is None)]
         self._turn += 1
         cut = self._turn % len(slots) if slots else 0
         return slots[cut:] + slots[:cut]
@@ -62,10 +81,12 @@ class HandOut:
         found: Records = {}
         for slot in self._in_turn():
             records: list[ConsumerRecord] = []
+            before, first_epoch = (slot.position, slot.epoch), None
             try:
                 while limit > 0 and (batch := self._current(slot)) is not None:
                     end = min(len(batch), slot.cursor + limit)
                     more = batch.records(slot.cursor, end)
+                    first_epoch = batch.leader_epoch if first_epoch is None else first_epoch
                     limit -= len(more)
                     self._advance(slot, batch, end)
                     records = records + more if records else more
@@ -73,8 +94,9 @@ class HandOut:
                 if not found and not records:
                     raise
                 slot.error = error
-            if records:
+            if records and first_epoch is not None:
                 found[slot.partition] = records
+                slot.before, slot.first_epoch = before, first_epoch
             if limit <= 0 or slot.error is not None:
                 break
         return found
@@ -96,6 +118,7 @@ class HandOut:
         return found
 
     def _advance(self, slot: Slot, batch: RecordBatch, end: int) -> None:
+        slot.epoch = batch.leader_epoch
         if end < len(batch):
             slot.cursor = end
             slot.position = batch.offsets[end]
@@ -105,6 +128,8 @@ class HandOut:
 
     def _current(self, slot: Slot) -> RecordBatch | None:
         """The batch to hand out from, opened when it is needed. Raises what is wrong with it."""
+        if slot.stopped:
+            return None
         while slot.current is None:
             if slot.opened is not None:
                 try:
@@ -117,7 +142,7 @@ class HandOut:
                 if slot.current is None:
                     slot.opened = None
                 elif not len(slot.current):
-                    slot.position = slot.current.next_offset
+                    slot.position, slot.epoch = slot.current.next_offset, slot.current.leader_epoch
                     slot.current = None
                 continue
             if slot.error is not None and not slot.chunks:
@@ -132,6 +157,9 @@ class HandOut:
     def raise_error(self, slot: Slot) -> None:
         error, slot.error = slot.error, None
         assert error is not None
+        if isinstance(error, LogTruncated) and self._goes_on:
+            with self._fetcher.changed:
+                slot.seek(error.truncated_to)
         self._fetcher.poke()
         raise error.with_traceback(None)
 
@@ -139,4 +167,4 @@ class HandOut:
         """What could not be opened is fetched anew when the application polls on: a replica may have it whole."""
         with self._fetcher.changed:
             assert slot.position is not None
-            slot.seek(slot.position)
+            slot.seek(slot.position, slot.epoch)

@@ -61,7 +61,7 @@ class Slot:
         self.opened: Any = None
         self.current: RecordBatch | None = None
         self.cursor = 0
-        self.before = (-1, -1)
+        self.before: tuple[int | None, int] = (None, -1)
         self.first_epoch = -1
 
     @property
