@@ -12,10 +12,10 @@ import pytest
 from unit.client.fake_broker import DROP, GARBAGE, SILENCE, FakeCluster, Seen
 
 from zmqueue import Producer, errors
-from zmqueue.client.partitioners import partition_for_key
 from zmqueue.wire import frames, messages
 from zmqueue.wire.batch import decode
 from zmqueue.wire.frames import Operation
+from zmqueue.wire.murmur2 import partition_for_key
 
 WAIT_S = 10.0
 
