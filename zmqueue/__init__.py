@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from zmqueue.client.admin import Admin
     from zmqueue.client.aio_producer import AsyncProducer
     from zmqueue.client.consumer import Consumer
+    from zmqueue.client.group import ConsumerRebalanceListener
     from zmqueue.client.producer import Producer
     from zmqueue.model import ConsumerRecord, OffsetAndMetadata, OffsetAndTimestamp, RecordMetadata, TopicPartition
 
@@ -34,6 +35,7 @@ _HOMES = {
     "Admin": "zmqueue.client.admin",
     "AsyncProducer": "zmqueue.client.aio_producer",
     "Consumer": "zmqueue.client.consumer",
+    "ConsumerRebalanceListener": "zmqueue.client.group",
     "ConsumerRecord": "zmqueue.model",
     "OffsetAndMetadata": "zmqueue.model",
     "OffsetAndTimestamp": "zmqueue.model",
@@ -46,6 +48,7 @@ __all__ = [
     "Admin",
     "AsyncProducer",
     "Consumer",
+    "ConsumerRebalanceListener",
     "ConsumerRecord",
     "OffsetAndMetadata",
     "OffsetAndTimestamp",

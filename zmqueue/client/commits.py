@@ -16,8 +16,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
-from msgspec import Struct
-
 from zmqueue.client.coordinator import ATTEMPT_S, Coordinator
 from zmqueue.client.member import Owned
 from zmqueue.client.network import Answer, Network, Timer
@@ -97,7 +95,9 @@ class CommitQueue:
         return same and (not merged or len(merged.keys() | commit.rows.keys()) <= PARTITIONS_MAX)
 
     def answered(self, codes: list[int]) -> Ended:
-        told = {partition: from_code(code) if code else None for partition, code in zip(self._order, codes, strict=True)}
+        told = {
+            partition: from_code(code) if code else None for partition, code in zip(self._order, codes, strict=True)
+        }
         ended: Ended = []
         again: list[Commit] = []
         for commit in self.under_way:

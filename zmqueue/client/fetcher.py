@@ -34,7 +34,7 @@ from zmqueue.errors import (
     ZmqueueError,
     from_code,
 )
-from zmqueue.model import EARLIEST, LATEST, NO_BROKER, TopicPartition
+from zmqueue.model import LATEST, NO_BROKER, TopicPartition
 from zmqueue.wire import messages
 from zmqueue.wire.frames import Operation
 
@@ -43,8 +43,6 @@ RECORDS_MAX = 2**31 - 1
 # Slots that find room while others of their leader wait in a long poll may ask beside it, up to so many requests.
 REQUESTS_PER_LEADER_MAX = 4
 AHEAD_PAUSE_S = 0.1
-
-RESETS = {"earliest": EARLIEST, "latest": LATEST, "none": None}
 
 
 class FetchSettings(Struct, frozen=True):
@@ -78,6 +76,7 @@ class Fetcher:
         self._stuck: set[Asked] = set()
         self._timer: Timer | None = None
         self._posted = False
+        self.fetches = self.bytes = 0  # answered, and what they brought
         router.listeners.append(self._on_world)
 
     # -- any thread ----------------------------------------------------------------------------------------------
@@ -192,7 +191,8 @@ class Fetcher:
 
     def _look_up(self, leader: int, slots: list[Slot]) -> None:
         entries = [
-            messages.OffsetEntry(self._topic_id(slot), slot.partition.partition, _timestamp(slot.reset)) for slot in slots
+            messages.OffsetEntry(self._topic_id(slot), slot.partition.partition, _timestamp(slot.reset))
+            for slot in slots
         ]
         message = messages.ListOffsetsRequest(entries)
         self._ask(leader, slots, Operation.LIST_OFFSETS, message, 0.0, self._on_looked_up)
@@ -232,6 +232,7 @@ class Fetcher:
             rows, raw = result.message.results, result.raw
             if len(rows) != len(asked.slots) or (raw and len(raw) != len(rows)):
                 error = NetworkError("an answer with a wrong number of results")
+        self.fetches += 1
         with self.changed:
             for index, (slot, token) in enumerate(asked.slots):
                 if slot.token != token:
@@ -252,6 +253,7 @@ class Fetcher:
         slot.high_watermark = max(slot.high_watermark, row.high_watermark)
         if not data:
             return
+        self.bytes += len(data)
         chunk = Chunk(data, slot.fetch_offset)
         try:
             slot.fetch_offset, slot.fetch_epoch = end_of_range(data, slot.fetch_offset)

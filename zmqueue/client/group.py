@@ -14,20 +14,22 @@ from __future__ import annotations
 import re
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from zmqueue.client.commits import Commit, Committer
-from zmqueue.client.coordinator import Coordinator
+from zmqueue.client.coordinator import ATTEMPT_S, STEP_S, Coordinator
 from zmqueue.client.fetcher import Fetcher
 from zmqueue.client.handout import HandOut
-from zmqueue.client.member import Owned, State
+from zmqueue.client.member import Member, MemberSettings, Owned, State
 from zmqueue.client.membership import Change, Kind, Membership, Rows
 from zmqueue.client.network import log
-from zmqueue.client.routing import Router
-from zmqueue.client.slots import Slot
+from zmqueue.client.routing import BACKOFF_S, BACKOFF_S_MAX, Router, jittered
+from zmqueue.client.slots import Reset, Slot
 from zmqueue.client.starts import Starts
+from zmqueue.client.subscription import PATTERN_S, matches
 from zmqueue.errors import (
     CommitFailed,
     FencedInstance,
@@ -40,9 +42,6 @@ from zmqueue.model import GroupMetadata, OffsetAndMetadata, TopicPartition
 from zmqueue.wire.frames import Operation
 from zmqueue.wire.group_messages import PARTITIONS_MAX, CommitRow, FetchOffsetsRequest
 from zmqueue.wire.messages import TEXT_MAX, PartitionEntry
-
-# How often topics are looked at anew for a pattern.
-PATTERN_S = 10.0
 
 Offsets = Mapping[TopicPartition, Any]
 CommitCallback = Callable[[dict[TopicPartition, OffsetAndMetadata], ZmqueueError | None], Any]
@@ -68,49 +67,53 @@ class Group:
         router: Router,
         fetcher: Fetcher,
         handout: HandOut,
-        membership: Membership,
-        committer: Committer,
-        coordinator: Coordinator,
-        starts: Starts,
+        settings: MemberSettings,
         *,
+        reset: Reset,
         auto_commit_s: float | None,
         timeout_s: float,
     ) -> None:
-        self._router, self._fetcher, self._handout = router, fetcher, handout
-        self._membership, self._committer, self._coordinator = membership, committer, coordinator
-        self.starts = starts
-        self._network = router.network
+        self.coordinator = Coordinator(router, settings.group)
+        self.committer = Committer(router.network, self.coordinator, settings.group)
+        self.starts = Starts(router, self.coordinator, fetcher, settings.group, timeout_s)
+        member = Member(settings, partial(_new_id, settings.client_id), _pause)
+        self.membership = Membership(
+            router.network, self.coordinator, self.committer, fetcher, self.starts, member, reset
+        )
+        self._router, self._network, self._fetcher, self._handout = router, router.network, fetcher, handout
         self._auto_commit_s, self._timeout_s = auto_commit_s, timeout_s
-        self._commit_at = time.monotonic() + (auto_commit_s or 0.0)
+        self._commit_at = time.monotonic() + auto_commit_s if auto_commit_s is not None else float("inf")
         self._listener: Any = None
         self._names: list[str] | None = None
         self._pattern: re.Pattern[str] | None = None
-        membership.topics = partial(_topics, router, self.wanted)
-        membership.rows_of = self._auto_rows
-        membership.iterating = lambda: bool(handout.iterated)
+        self.membership.topics = self._topics
+        self.membership.rows_of = self._auto_rows
+        self.membership.iterating = lambda: bool(handout.iterated)
+        router.listeners.append(self.membership.follow)
 
     # -- what is wanted ----------------------------------------------------------------------------------------------
 
-    def wanted(self) -> tuple[list[str] | None, re.Pattern[str] | None]:
-        return self._names, self._pattern
+    def _topics(self) -> list[str] | None:
+        """The names that are wanted by now."""
+        return matches(self._pattern, self._router) if self._pattern is not None else self._names
 
     @property
     def subscribed(self) -> bool:
         return self._names is not None or self._pattern is not None
 
     def subscription(self) -> set[str] | None:
-        topics = self._membership.topics()
+        topics = self._topics()
         return set(topics) if topics is not None else None
 
     def subscribe(self, names: list[str] | None, pattern: str | None, listener: Any) -> None:
         self._pattern = re.compile(pattern) if pattern is not None else None
         self._names = names
         self._listener = listener
-        self._membership.listens = listener is not None
+        self.membership.listens = listener is not None
         if pattern is not None:
             self._router.watch_all()
             self._network.post(self._look_for_topics)
-        self._network.post(self._membership.follow)
+        self._network.post(self.membership.follow)
 
     def _look_for_topics(self) -> None:
         if self._pattern is not None:
@@ -121,24 +124,26 @@ class Group:
 
     def enter(self) -> None:
         with self._fetcher.changed:
-            self._membership.inside = True
+            self.membership.inside = True
 
     def exit(self) -> None:
         with self._fetcher.changed:
-            self._membership.inside = False
-            self._membership.polled_at = time.monotonic()
+            self.membership.inside = False
+            self.membership.polled_at = time.monotonic()
 
-    def touch(self) -> None:
-        """An iteration goes on, with records that it was given."""
-        self._membership.polled_at = time.monotonic()
+    @property
+    def at_rest(self) -> bool:
+        """Whether an iteration can go on with records that it has: nothing is to be settled."""
+        self.membership.polled_at = now = time.monotonic()
+        return not self.has_news and now < self._commit_at
 
     @property
     def has_news(self) -> bool:
-        return bool(self._membership.changes) or self._membership.error is not None
+        return bool(self.membership.changes) or self.membership.error is not None
 
     def settle(self) -> None:
         """Let the application hear of what has changed. Raises what its listener raises, or why it cannot be member."""
-        membership = self._membership
+        membership = self.membership
         while True:
             with self._fetcher.changed:
                 if not membership.changes:
@@ -156,9 +161,8 @@ class Group:
         if membership.out and self.subscribed:
             self._network.post(membership.join)
         now = time.monotonic()
-        if self._auto_commit_s is not None and now >= self._commit_at:
-            self._commit_at = now + self._auto_commit_s
-            self._auto_commit()
+        if now >= self._commit_at:
+            self._auto_commit(now)
 
     def _tell(self, change: Change) -> None:
         partitions = sorted(slot.partition for slot in change.slots)
@@ -171,45 +175,28 @@ class Group:
             if listener is not None:
                 getattr(listener, "on_partitions_lost", listener.on_partitions_revoked)(partitions)
         else:
-            life = self._membership.life
+            life = self.membership.life
             try:
                 if listener is not None:
                     listener.on_partitions_revoked(partitions)
             finally:
                 rows = self._auto_rows(change.slots)
                 self._handout.drop_iterated(set(partitions))
-                self._network.post(partial(self._membership.release, change.slots, rows, life))
+                self._network.post(partial(self.membership.release, change.slots, rows, life))
 
     # -- commits -----------------------------------------------------------------------------------------------------
 
     def commit(self, offsets: Offsets | None, timeout_s: float | None) -> None:
         """Wait until the offsets (by default: all positions) are committed."""
-        if self._network.in_io_thread:
-            raise IllegalState("a commit that is waited for would wait for its own thread: use commit_async")
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        ended = threading.Event()
-        errors: list[ZmqueueError | None] = []
-
-        def done(error: ZmqueueError | None) -> None:
-            errors.append(error)
-            ended.set()
-
-        deadline = time.monotonic() + timeout_s
-        self._start_commit(offsets, deadline, done)
-        while not ended.wait(0.5):
-            self._network.check()
-            if time.monotonic() > deadline + 5.0:
-                raise RequestTimedOut("the group's coordinator did not take the offsets in time")
-        if errors[0] is not None:
-            raise errors[0].with_traceback(None)
+        rows, life = self._asked_rows(offsets)
+        self._await_commit(rows, life, self._timeout_s if timeout_s is None else timeout_s)
 
     def commit_async(self, offsets: Offsets | None, callback: CommitCallback | None) -> None:
-        rows: Rows = {}
+        rows, life = self._asked_rows(offsets)
 
         def done(error: ZmqueueError | None) -> None:
             if callback is None:
-                if error is not None:
-                    log.warning("offsets were not committed: %s", error)
+                _log_failure(error)
                 return
             told = {key.partition: OffsetAndMetadata(r.offset, r.metadata, r.leader_epoch) for key, r in rows.items()}
             try:
@@ -217,22 +204,44 @@ class Group:
             except Exception:
                 log.exception("a callback of commit_async failed")
 
-        rows.update(self._start_commit(offsets, time.monotonic() + self._timeout_s, done))
+        self._start_commit(rows, life, self._timeout_s, done)
 
-    def _start_commit(
-        self, offsets: Offsets | None, deadline: float, done: Callable[[ZmqueueError | None], None]
-    ) -> Rows:
+    def _await_commit(self, rows: Rows, life: str, timeout_s: float) -> None:
+        if self._network.in_io_thread:
+            raise IllegalState("a commit that is waited for would wait for its own thread: use commit_async")
+        ended = threading.Event()
+        errors: list[ZmqueueError | None] = []
+
+        def done(error: ZmqueueError | None) -> None:
+            errors.append(error)
+            ended.set()
+
+        self._start_commit(rows, life, timeout_s, done)
+        deadline = time.monotonic() + timeout_s
+        # It ends by itself in time; the steps let a client that was closed meanwhile be noticed.
+        while not ended.wait(STEP_S):
+            self._network.check()
+            if time.monotonic() > deadline + ATTEMPT_S:
+                raise RequestTimedOut("the group's coordinator did not take the offsets in time")
+        if errors[0] is not None:
+            raise errors[0].with_traceback(None)
+
+    def _start_commit(self, rows: Rows, life: str, timeout_s: float, done: Callable[[Any], None]) -> None:
+        commit = Commit(dict(rows), life, time.monotonic() + timeout_s, partial(self._ended, rows, done))
+        self._network.post(partial(self.committer.add, commit))
+
+    def _asked_rows(self, offsets: Offsets | None) -> tuple[Rows, str]:
+        """What an application wants committed, and the life of the member that held it."""
         self._network.check()
         named = None if offsets is None else {self._owned(partition): told for partition, told in offsets.items()}
         with self._fetcher.changed:
-            life = self._membership.life
+            life = self.membership.life
             rows = self._rows(self._handout.positions()) if named is None else {k: _row(k, v) for k, v in named.items()}
         if len(rows) > PARTITIONS_MAX:
             raise IllegalState(f"{len(rows)} partitions: at most {PARTITIONS_MAX} are committed at once")
         if self.subscribed and not life:
             raise CommitFailed("this consumer is not a member of its group at the moment: poll to join")
-        self._network.post(partial(self._committer.add, Commit(rows, life, deadline, partial(self._ended, rows, done))))
-        return rows
+        return rows, life
 
     def _ended(self, rows: Rows, done: Callable[[ZmqueueError | None], None], error: ZmqueueError | None) -> None:
         if error is None:
@@ -243,22 +252,20 @@ class Group:
                         slot.committed = row.offset
         done(error)
 
-    def _auto_commit(self) -> None:
+    def _auto_commit(self, now: float) -> None:
+        assert self._auto_commit_s is not None
+        self._commit_at = now + self._auto_commit_s
         with self._fetcher.changed:
-            rows, life = self._auto_rows(self._fetcher.slots.values()), self._membership.life
+            rows, life = self._auto_rows(self._fetcher.slots.values()), self.membership.life
         if rows and (life or not self.subscribed):
-            done = partial(self._ended, rows, _log_failure)
-            commit = Commit(rows, life, time.monotonic() + self._timeout_s, done)
-            self._network.post(partial(self._committer.add, commit))
+            self._start_commit(rows, life, self._timeout_s, _log_failure)
 
     def _auto_rows(self, slots: Iterable[Slot]) -> Rows:
         """What auto commit commits of these."""
         if self._auto_commit_s is None:
             return {}
         wanted = set(map(id, slots))
-        return self._rows(
-            [at for at in self._handout.positions() if id(at[0]) in wanted and at[1] != at[0].committed]
-        )
+        return self._rows([at for at in self._handout.positions() if id(at[0]) in wanted and at[1] != at[0].committed])
 
     def _rows(self, positions: list[tuple[Slot, int, int]]) -> Rows:
         rows: Rows = {}
@@ -286,8 +293,8 @@ class Group:
         self._network.check()
         owned = self._owned(partition)
         entry = PartitionEntry(owned.topic_id, owned.partition.partition)
-        request = FetchOffsetsRequest(self._membership.member.settings.group, [entry])
-        answer = self._coordinator.call(
+        request = FetchOffsetsRequest(self.membership.member.settings.group, [entry])
+        answer = self.coordinator.call(
             Operation.FETCH_OFFSETS, request, self._timeout_s if timeout_s is None else timeout_s
         )
         for row in answer.message.rows:
@@ -296,9 +303,9 @@ class Group:
         return None
 
     def metadata(self) -> GroupMetadata:
-        member = self._membership.member
+        member = self.membership.member
         with self._fetcher.changed:
-            life = self._membership.life
+            life = self.membership.life
         return GroupMetadata(
             member.settings.group, member.generation if life else -1, life, member.settings.instance_id
         )
@@ -308,7 +315,7 @@ class Group:
     def leave(self, *, autocommit: bool, timeout_s: float, tell: bool = True) -> None:
         """Commit what is processed, and go; for at most so long. `tell` the listener."""
         deadline = time.monotonic() + timeout_s
-        membership = self._membership
+        membership = self.membership
         with self._fetcher.changed:
             slots = [slot for slot in self._fetcher.slots.values() if slot.announced] if self.subscribed else []
         try:
@@ -324,23 +331,14 @@ class Group:
 
     def _last_commit(self, autocommit: bool, deadline: float) -> None:
         """Also wait for what commit_async has begun."""
-        rows: Offsets | None = {}
-        if autocommit and self._auto_commit_s is not None:
-            rows = None
-        try:
-            self._network.check()
-            if self._membership.life or not self.subscribed:
-                self.commit(rows, max(0.1, deadline - time.monotonic()))
-        except ZmqueueError as error:
-            log.warning("offsets were not committed at the end: %s", error)
-
-
-def _topics(router: Router, wanted: Callable[[], tuple[list[str] | None, re.Pattern[str] | None]]) -> list[str] | None:
-    """The names that are wanted by now. A pattern means whole names, as kafka-python's, and never internal topics."""
-    names, pattern = wanted()
-    if pattern is None:
-        return names
-    return sorted(name for name in list(router.metadata.topics) if pattern.match(name) and not name.startswith("__"))
+        with self._fetcher.changed:
+            rows = self._auto_rows(self._fetcher.slots.values()) if autocommit else {}
+            life = self.membership.life
+        if life or not self.subscribed:
+            try:
+                self._await_commit(rows, life, max(0.1, deadline - time.monotonic()))
+            except ZmqueueError as error:
+                log.warning("offsets were not committed at the end: %s", error)
 
 
 def _row(owned: Owned, told: Any) -> CommitRow:
@@ -354,6 +352,14 @@ def _row(owned: Owned, told: Any) -> CommitRow:
     return CommitRow(owned.topic_id, owned.partition.partition, offset, epoch, metadata)
 
 
+def _new_id(client_id: str) -> str:
+    return f"{client_id[:200]}-{uuid.uuid4().hex}"
+
+
+def _pause(failures: int) -> float:
+    return jittered(BACKOFF_S, failures, BACKOFF_S_MAX)
+
+
 def _log_failure(error: ZmqueueError | None) -> None:
     if error is not None:
-        log.warning("auto commit failed: %s", error)
+        log.warning("offsets were not committed: %s", error)

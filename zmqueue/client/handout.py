@@ -29,6 +29,7 @@ class HandOut:
         self._deserializers = key, value
         self._goes_on = goes_on
         self._turn = 0
+        self.records = 0  # handed out so far
 
     def has_data(self) -> bool:
         slots = self._fetcher.slots.values()
@@ -36,7 +37,7 @@ class HandOut:
 
     def position(self, slot: Slot) -> int | None:
         """The offset of the next record that the application will get of this slot, where that is known."""
-        for record in self.iterated:
+        for record in list(self.iterated):
             if (record.topic, record.partition) == slot.partition:
                 return record.offset
         return slot.position
@@ -44,7 +45,7 @@ class HandOut:
     def positions(self) -> list[tuple[Slot, int, int]]:
         """Every slot that has one: its position, and the leader epoch of the record before (-1: not known)."""
         ahead: dict[tuple[str, int], int] = {}
-        for record in self.iterated:
+        for record in list(self.iterated):
             ahead.setdefault((record.topic, record.partition), record.offset)
         found = []
         for slot in self._fetcher.slots.values():
@@ -70,9 +71,20 @@ class HandOut:
     def keep_iterated(self, partitions: Collection[TopicPartition]) -> None:
         self.iterated = deque(r for r in self.iterated if (r.topic, r.partition) in partitions)
 
+    def put_back(self) -> None:
+        """What an iteration has yet to come to is read again."""
+        for slot, offset, epoch in self.positions():
+            if slot.position != offset:
+                with self._fetcher.changed:
+                    slot.seek(offset, epoch)
+        self.iterated.clear()
+        self._fetcher.poke()
+
     def _in_turn(self) -> list[Slot]:
         """The slots that may hand out, beginning with another one each time."""
-        slots = [slot for slot in self._fetcher.slots.values() if slot.live and not (slot.paused and slot.error is None)]
+        slots = [
+            slot for slot in self._fetcher.slots.values() if slot.live and not (slot.paused and slot.error is None)
+        ]
         self._turn += 1
         cut = self._turn % len(slots) if slots else 0
         return slots[cut:] + slots[:cut]
@@ -96,12 +108,15 @@ class HandOut:
                 slot.error = error
             if records and first_epoch is not None:
                 found[slot.partition] = records
+                self.records += len(records)
                 slot.before, slot.first_epoch = before, first_epoch
             if limit <= 0 or slot.error is not None:
                 break
         return found
 
     def gather_batches(self) -> list[RecordBatch]:
+        if self.iterated:
+            self.put_back()
         found: list[RecordBatch] = []
         for slot in self._in_turn():
             try:
@@ -110,6 +125,7 @@ class HandOut:
                         batch.drop_below(batch.offsets[slot.cursor])
                     self._advance(slot, batch, len(batch))
                     found.append(batch)
+                    self.records += len(batch)
             except ZmqueueError as error:
                 if not found:
                     raise

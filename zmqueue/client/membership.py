@@ -136,9 +136,7 @@ class Membership:
         self._timer = None
         now = time.monotonic()
         if now >= self._idle_at():
-            log.warning(
-                "the application has not polled for %.0f s: its member leaves the group", now - self.polled_at
-            )
+            log.warning("the application has not polled for %.0f s: its member leaves the group", now - self.polled_at)
             self._run(self.member.idle(now))
         else:
             self._run(self.member.tick(now))

@@ -21,7 +21,9 @@ from zmqueue.wire.messages import PartitionEntry
 
 
 class Starts:
-    def __init__(self, router: Router, coordinator: Coordinator, fetcher: Fetcher, group: str, timeout_s: float) -> None:
+    def __init__(
+        self, router: Router, coordinator: Coordinator, fetcher: Fetcher, group: str, timeout_s: float
+    ) -> None:
         self._router, self._coordinator, self._fetcher = router, coordinator, fetcher
         self._group, self._timeout_s = group, timeout_s
         router.listeners.append(self.pump)

@@ -367,13 +367,12 @@ def test_a_damaged_range_is_an_error_and_not_a_hang(cluster: FakeCluster, make: 
 
 
 def test_what_cannot_be_done_yet_says_so(make: Any) -> None:
-    with pytest.raises(errors.IllegalState, match="consumer groups"):
-        make("t", group_id="g")
     with pytest.raises(errors.IllegalState, match="transactions"):
         make("t", isolation_level="read_committed")
     consumer = make("t")
-    with pytest.raises(errors.IllegalState, match="consumer groups"):
-        consumer.commit()
+    for call in (consumer.commit, consumer.commit_async, consumer.group_metadata, lambda: consumer.committed(T)):
+        with pytest.raises(errors.IllegalState, match="group_id"):
+            call()
     with pytest.raises(errors.IllegalState, match="not assigned"):
         consumer.seek(TopicPartition("other", 0), 1)
 
