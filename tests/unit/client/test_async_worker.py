@@ -84,8 +84,8 @@ def test_a_result_that_nobody_took_is_undone_before_anything_else_happens() -> N
                 task.cancel()
                 behind.append(worker.call(lambda: list(client.there)))
 
-            await turns(1)
             job.future.add_done_callback(when_it_is_there)
+            await turns(1)
             client.put("record")
             with pytest.raises(asyncio.CancelledError):
                 await task
