@@ -5,8 +5,8 @@ in the order that ordering.py decides. With `acks="all"` and idempotence, the de
 in the order of the sends of a thread to a partition, through any number of retries, until `delivery_timeout_ms`.
 
 Records without key and partition stick to one partition for `batch_size` bytes, and then take the next of those that
-have a leader: full batches, evenly spread. Where records trickle, so that each is sent alone, it makes the brokers' work
-less as well: what one leader gets while it is busy it writes, syncs and acknowledges together.
+have a leader: full batches, evenly spread. Where records trickle, so that each is sent alone, it makes the brokers'
+work less as well: what one leader gets while it is busy it writes, syncs and acknowledges together.
 """
 
 from __future__ import annotations
@@ -320,10 +320,10 @@ class Producer:
             self._look_up(lanes)
             if lane is not None and lane.partition not in (lanes.available or lanes.lanes):
                 lane = None
-        if lane is not None and lanes.stuck_bytes + size <= self._batch_size:
-            if lane.open is None or lane.open.columns_bytes + size <= self._batch_size:
-                lanes.stuck_bytes += size
-                return lane
+        room = self._batch_size - size
+        if lane is not None and lanes.stuck_bytes <= room and (lane.open is None or lane.open.columns_bytes <= room):
+            lanes.stuck_bytes += size
+            return lane
         if lanes.sticky is not None and lanes.sticky.open is not None:
             self._buffer.close_open(lanes.sticky)
         choices = lanes.available or list(lanes.lanes)
