@@ -144,7 +144,9 @@ class Consumer(Questions):
     def pause(self, *partitions: TopicPartition) -> None:
         """Hand out nothing of these, and stop fetching them."""
         for partition in partitions:
-            self._slot(partition).paused = True
+            slot = self._slot(partition)
+            slot.paused = True
+            self._handout.take_back(slot)
 
     def resume(self, *partitions: TopicPartition) -> None:
         for partition in partitions:

@@ -48,6 +48,14 @@ class HandOut:
             limit -= 1
         return found
 
+    def take_back(self, slot: Slot) -> None:
+        """What an iteration was given of this slot and has not come to is fetched again when it is wanted."""
+        position = self.position(slot)
+        if position is not None and position != slot.position:
+            with self._fetcher.changed:
+                slot.seek(position)
+            self.drop_iterated({slot.partition})
+
     def drop_iterated(self, partitions: Collection[TopicPartition]) -> None:
         self.iterated = deque(r for r in self.iterated if (r.topic, r.partition) not in partitions)
 
