@@ -222,7 +222,7 @@ class Consumer(Questions):
         for partition in partitions:
             slot = self._slot(partition)
             slot.paused = True
-            self._handout.take_back(slot)
+            self._handout.take_back([slot])
 
     def resume(self, *partitions: TopicPartition) -> None:
         for partition in partitions:
@@ -332,7 +332,7 @@ class Consumer(Questions):
         return self._poll(timeout_ms / 1000, lambda: self._handout.take_iterated(limit) or self._handout.gather(limit))
 
     def poll_batches(self, timeout_ms: float = 0) -> list[RecordBatch]:
-        """Everything that was fetched, as columns."""
+        """Batches of columns as they were fetched, a few thousand records at a time; nothing when the time is over."""
         return self._poll(timeout_ms / 1000, self._handout.gather_batches)
 
     def _poll(self, timeout_s: float, gather: Callable[[], Any]) -> Any:

@@ -18,6 +18,9 @@ from zmqueue.model import ConsumerRecord, TopicPartition
 
 Records = dict[TopicPartition, list[ConsumerRecord]]
 
+# What `gather_batches` opens at a time: so little that it is still in the processor's cache when it is looked at.
+BATCHES_RECORDS = 4_000
+
 
 class HandOut:
     def __init__(
@@ -65,27 +68,15 @@ class HandOut:
             limit -= 1
         return found
 
-    def take_back(self, slot: Slot) -> None:
-        """What an iteration was given of this slot and has not come to is fetched again when it is wanted."""
-        position = self.position(slot)
-        if position is not None and position != slot.position:
-            with self._fetcher.changed:
-                slot.seek(position)
-            self.drop_iterated({slot.partition})
-
-    def drop_iterated(self, partitions: Collection[TopicPartition]) -> None:
-        self.iterated = deque(r for r in self.iterated if (r.topic, r.partition) not in partitions)
-
-    def keep_iterated(self, partitions: Collection[TopicPartition]) -> None:
-        self.iterated = deque(r for r in self.iterated if (r.topic, r.partition) in partitions)
-
-    def put_back(self) -> None:
-        """What an iteration has yet to come to is read again."""
+    def take_back(self, slots: Collection[Slot]) -> None:
+        """What an iteration was given of these and has not come to is fetched again when it is wanted."""
+        if not self.iterated:
+            return
         for slot, offset, epoch in self.positions():
-            if slot.position != offset:
+            if slot in slots and slot.position != offset:
                 with self._fetcher.changed:
                     slot.seek(offset, epoch)
-        self.iterated.clear()
+        self.drop_iterated({slot.partition for slot in slots})
         self._fetcher.poke()
 
     def _in_turn(self) -> list[Slot]:
@@ -123,9 +114,9 @@ class HandOut:
         return found
 
     def gather_batches(self) -> list[RecordBatch]:
-        if self.iterated:
-            self.put_back()
+        self.take_back(self._fetcher.slots.values())
         found: list[RecordBatch] = []
+        count = 0
         for slot in self._in_turn():
             try:
                 while (batch := self._current(slot)) is not None:
@@ -134,6 +125,9 @@ class HandOut:
                     self._advance(slot, batch, len(batch))
                     found.append(batch)
                     self.records += len(batch)
+                    count += len(batch)
+                    if count >= BATCHES_RECORDS:
+                        return found
             except ZmqueueError as error:
                 if not found:
                     raise
