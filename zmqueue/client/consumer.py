@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
@@ -25,14 +25,17 @@ from zmqueue.client.fetcher import Fetcher, FetchSettings
 from zmqueue.client.figures import figures
 from zmqueue.client.group import CommitCallback, Group
 from zmqueue.client.handout import HandOut, Records
+from zmqueue.client.interceptors import ConsumerInterceptors
+from zmqueue.client.keywords import refuse_unknown
 from zmqueue.client.lookup import RecordLookup
 from zmqueue.client.member import MemberSettings
 from zmqueue.client.network import Network
 from zmqueue.client.offsets import OffsetLookup
 from zmqueue.client.options import assignor_of, check_at_least, check_group, names_of, reset_of
 from zmqueue.client.questions import Questions
-from zmqueue.client.records import Deserializer, RecordBatch
+from zmqueue.client.records import RecordBatch
 from zmqueue.client.routing import Router, parse_bootstrap
+from zmqueue.client.serializers import deserializers
 from zmqueue.client.slots import Slot
 from zmqueue.client.subscription import Subscription
 from zmqueue.errors import ClientClosed, ForkedClient, IllegalState, RequestTimedOut, WakeupError
@@ -80,9 +83,12 @@ class Consumer(Questions):
         request_timeout_ms: int = 30_000,
         metadata_max_age_ms: int = 300_000,
         consumer_timeout_ms: float = float("inf"),
-        key_deserializer: Deserializer | None = None,
-        value_deserializer: Deserializer | None = None,
+        key_deserializer: Any = None,
+        value_deserializer: Any = None,
+        interceptors: Sequence[Any] = (),
+        **unknown: Any,
     ) -> None:
+        refuse_unknown(Consumer, unknown)
         if isolation_level != "read_uncommitted":
             raise IllegalState("transactions are not available yet: isolation_level is read_uncommitted")
         check_at_least(
@@ -100,6 +106,8 @@ class Consumer(Questions):
         bootstrap = parse_bootstrap(bootstrap_servers)
         if group_id is not None:
             check_group(group_id, group_instance_id, session_timeout_ms, heartbeat_interval_ms)
+        self._deserializers = deserializers(",".join(map(str, bootstrap)), key_deserializer, value_deserializer)
+        self._interceptors = ConsumerInterceptors(interceptors) if interceptors else None
         self._max_poll_records = max_poll_records
         self._timeout_s = request_timeout_ms / 1000
         self._iteration_timeout_s = consumer_timeout_ms / 1000
@@ -121,7 +129,7 @@ class Consumer(Questions):
                 reset=reset,
             ),
         )
-        self._handout = HandOut(self._fetcher, key_deserializer, value_deserializer, goes_on=reset is not None)
+        self._handout = HandOut(self._fetcher, *self._deserializers, goes_on=reset is not None)
         self._subscription = Subscription(
             self._router, self._fetcher, reset, self._timeout_s, asks_group=group_id is not None
         )
@@ -143,6 +151,7 @@ class Consumer(Questions):
                 reset=reset,
                 auto_commit_s=auto_commit_interval_ms / 1000 if enable_auto_commit else None,
                 timeout_s=self._timeout_s,
+                on_commit=self._interceptors.on_commit if self._interceptors is not None else None,
             )
         self._offsets = OffsetLookup(self._router, self._timeout_s, self._closing)
         self._lookup = RecordLookup(
@@ -150,8 +159,7 @@ class Consumer(Questions):
             self._timeout_s,
             self._closing,
             max_partition_fetch_bytes,
-            key_deserializer,
-            value_deserializer,
+            *self._deserializers,
         )
         # Nothing in the IO thread refers to this object, so that dropping it ends the thread.
         weakref.finalize(self, self._network.stop).atexit = False
@@ -329,7 +337,7 @@ class Consumer(Questions):
         limit = self._max_poll_records if max_records is None else max_records
         if limit < 1:
             raise IllegalState(f"max_records: {limit} is below 1")
-        return self._poll(timeout_ms / 1000, lambda: self._handout.take_iterated(limit) or self._handout.gather(limit))
+        return self._poll(timeout_ms / 1000, lambda: self._handout.take_iterated(limit) or self._gather(limit))
 
     def poll_batches(self, timeout_ms: float = 0) -> list[RecordBatch]:
         """Batches of columns as they were fetched, a few thousand records at a time; nothing when the time is over."""
@@ -375,9 +383,13 @@ class Consumer(Questions):
 
     def _refill(self) -> bool:
         if not self._handout.iterated:
-            for records in self._handout.gather(self._max_poll_records).values():
+            for records in self._gather(self._max_poll_records).values():
                 self._handout.iterated.extend(records)
         return bool(self._handout.iterated)
+
+    def _gather(self, limit: int) -> Records:
+        found = self._handout.gather(limit)
+        return found if self._interceptors is None or not found else self._interceptors.on_consume(found)
 
     def _await_data(self, deadline: float) -> bool:
         """False when the time is over."""
@@ -460,6 +472,9 @@ class Consumer(Questions):
             if mine:
                 self._turn.release()
             self._network.close()
+            for each in self._deserializers:
+                if each is not None:
+                    each.close()
 
     def __enter__(self) -> Consumer:
         return self

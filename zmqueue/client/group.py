@@ -72,6 +72,7 @@ class Group:
         reset: Reset,
         auto_commit_s: float | None,
         timeout_s: float,
+        on_commit: Callable[[dict[TopicPartition, OffsetAndMetadata]], None] | None = None,
     ) -> None:
         self.coordinator = Coordinator(router, settings.group)
         self.committer = Committer(router.network, self.coordinator, settings.group)
@@ -83,6 +84,7 @@ class Group:
         self._router, self._network, self._fetcher, self._handout = router, router.network, fetcher, handout
         self._auto_commit_s, self._timeout_s = auto_commit_s, timeout_s
         self._commit_at = time.monotonic() + auto_commit_s if auto_commit_s is not None else float("inf")
+        self._on_commit = on_commit
         self._listener: Any = None
         self._names: list[str] | None = None
         self._pattern: re.Pattern[str] | None = None
@@ -198,9 +200,8 @@ class Group:
             if callback is None:
                 _log_failure(error)
                 return
-            told = {key.partition: OffsetAndMetadata(r.offset, r.metadata, r.leader_epoch) for key, r in rows.items()}
             try:
-                callback(told, error)
+                callback(_told(rows), error)
             except Exception:
                 log.exception("a callback of commit_async failed")
 
@@ -250,6 +251,8 @@ class Group:
                     slot = self._fetcher.slots.get(owned.partition)
                     if slot is not None and slot.topic_id in (None, owned.topic_id):
                         slot.committed = row.offset
+            if self._on_commit is not None and rows:
+                self._on_commit(_told(rows))
         done(error)
 
     def _auto_commit(self, now: float) -> None:
@@ -339,6 +342,10 @@ class Group:
                 self._await_commit(rows, life, max(0.1, deadline - time.monotonic()))
             except ZmqueueError as error:
                 log.warning("offsets were not committed at the end: %s", error)
+
+
+def _told(rows: Rows) -> dict[TopicPartition, OffsetAndMetadata]:
+    return {key.partition: OffsetAndMetadata(row.offset, row.metadata, row.leader_epoch) for key, row in rows.items()}
 
 
 def _row(owned: Owned, told: Any) -> CommitRow:

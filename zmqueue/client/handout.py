@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Collection
 
 from zmqueue.client.fetcher import Fetcher
-from zmqueue.client.records import Deserializer, RecordBatch, open_batches
+from zmqueue.client.records import RecordBatch, deserialized, open_batches
+from zmqueue.client.serializers import Deserializing
 from zmqueue.client.slots import Slot
 from zmqueue.errors import LogTruncated, ZmqueueError
 from zmqueue.model import ConsumerRecord, TopicPartition
@@ -24,7 +25,7 @@ BATCHES_RECORDS = 4_000
 
 class HandOut:
     def __init__(
-        self, fetcher: Fetcher, key: Deserializer | None, value: Deserializer | None, *, goes_on: bool
+        self, fetcher: Fetcher, key: Deserializing | None, value: Deserializing | None, *, goes_on: bool
     ) -> None:
         """`goes_on`: where records were lost, reading goes on by itself once the application was told."""
         self.iterated: deque[ConsumerRecord] = deque()
@@ -78,6 +79,12 @@ class HandOut:
                     slot.seek(offset, epoch)
         self.drop_iterated({slot.partition for slot in slots})
         self._fetcher.poke()
+
+    def drop_iterated(self, partitions: Collection[TopicPartition]) -> None:
+        self.iterated = deque(r for r in self.iterated if (r.topic, r.partition) not in partitions)
+
+    def keep_iterated(self, partitions: Collection[TopicPartition]) -> None:
+        self.iterated = deque(r for r in self.iterated if (r.topic, r.partition) in partitions)
 
     def _in_turn(self) -> list[Slot]:
         """The slots that may hand out, beginning with another one each time."""
@@ -152,8 +159,6 @@ class HandOut:
             if slot.opened is not None:
                 try:
                     slot.current = next(slot.opened, None)
-                    if slot.current is not None:
-                        slot.current.deserialize(*self._deserializers)
                 except ZmqueueError:
                     self._read_again(slot)
                     raise
@@ -169,7 +174,8 @@ class HandOut:
             if chunk is None:
                 return None
             assert slot.position is not None
-            slot.opened = open_batches(*slot.partition, chunk.data, max(slot.position, chunk.offset))
+            opened = open_batches(*slot.partition, chunk.data, max(slot.position, chunk.offset))
+            slot.opened = deserialized(opened, *self._deserializers)
         return slot.current
 
     def raise_error(self, slot: Slot) -> None:
