@@ -11,16 +11,20 @@ from collections import deque
 from collections.abc import Collection
 
 from zmqueue.client.fetcher import Fetcher
-from zmqueue.client.records import Deserializer, RecordBatch, open_batches
+from zmqueue.client.records import RecordBatch, deserialized, open_batches
+from zmqueue.client.serializers import Deserializing
 from zmqueue.client.slots import Slot
 from zmqueue.errors import ZmqueueError
 from zmqueue.model import ConsumerRecord, TopicPartition
 
 Records = dict[TopicPartition, list[ConsumerRecord]]
 
+# What `gather_batches` opens at a time: so little that it is still in the processor's cache when it is looked at.
+BATCHES_RECORDS = 4_000
+
 
 class HandOut:
-    def __init__(self, fetcher: Fetcher, key: Deserializer | None, value: Deserializer | None) -> None:
+    def __init__(self, fetcher: Fetcher, key: Deserializing | None, value: Deserializing | None) -> None:
         self.iterated: deque[ConsumerRecord] = deque()
         self._fetcher = fetcher
         self._deserializers = key, value
@@ -44,6 +48,14 @@ class HandOut:
             found.setdefault(TopicPartition(record.topic, record.partition), []).append(record)
             limit -= 1
         return found
+
+    def take_back(self, slot: Slot) -> None:
+        """What an iteration was given of this slot and has not come to is fetched again when it is wanted."""
+        position = self.position(slot)
+        if position is not None and position != slot.position:
+            with self._fetcher.changed:
+                slot.seek(position)
+            self.drop_iterated({slot.partition})
 
     def drop_iterated(self, partitions: Collection[TopicPartition]) -> None:
         self.iterated = deque(r for r in self.iterated if (r.topic, r.partition) not in partitions)
@@ -81,6 +93,7 @@ class HandOut:
 
     def gather_batches(self) -> list[RecordBatch]:
         found: list[RecordBatch] = []
+        count = 0
         for slot in self._in_turn():
             try:
                 while (batch := self._current(slot)) is not None:
@@ -88,6 +101,9 @@ class HandOut:
                         batch.drop_below(batch.offsets[slot.cursor])
                     self._advance(slot, batch, len(batch))
                     found.append(batch)
+                    count += len(batch)
+                    if count >= BATCHES_RECORDS:
+                        return found
             except ZmqueueError as error:
                 if not found:
                     raise
@@ -109,8 +125,6 @@ class HandOut:
             if slot.opened is not None:
                 try:
                     slot.current = next(slot.opened, None)
-                    if slot.current is not None:
-                        slot.current.deserialize(*self._deserializers)
                 except ZmqueueError:
                     self._read_again(slot)
                     raise
@@ -126,7 +140,8 @@ class HandOut:
             if chunk is None:
                 return None
             assert slot.position is not None
-            slot.opened = open_batches(*slot.partition, chunk.data, max(slot.position, chunk.offset))
+            opened = open_batches(*slot.partition, chunk.data, max(slot.position, chunk.offset))
+            slot.opened = deserialized(opened, *self._deserializers)
         return slot.current
 
     def raise_error(self, slot: Slot) -> None:
