@@ -25,15 +25,19 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from zmqueue.client.admin import Admin
+    from zmqueue.client.aio_consumer import AsyncConsumer
     from zmqueue.client.aio_producer import AsyncProducer
     from zmqueue.client.consumer import Consumer
+    from zmqueue.client.group import ConsumerRebalanceListener
     from zmqueue.client.producer import Producer
     from zmqueue.model import ConsumerRecord, OffsetAndMetadata, OffsetAndTimestamp, RecordMetadata, TopicPartition
 
 _HOMES = {
     "Admin": "zmqueue.client.admin",
+    "AsyncConsumer": "zmqueue.client.aio_consumer",
     "AsyncProducer": "zmqueue.client.aio_producer",
     "Consumer": "zmqueue.client.consumer",
+    "ConsumerRebalanceListener": "zmqueue.client.group",
     "ConsumerRecord": "zmqueue.model",
     "OffsetAndMetadata": "zmqueue.model",
     "OffsetAndTimestamp": "zmqueue.model",
@@ -44,8 +48,10 @@ _HOMES = {
 
 __all__ = [
     "Admin",
+    "AsyncConsumer",
     "AsyncProducer",
     "Consumer",
+    "ConsumerRebalanceListener",
     "ConsumerRecord",
     "OffsetAndMetadata",
     "OffsetAndTimestamp",

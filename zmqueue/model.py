@@ -51,6 +51,15 @@ class OffsetAndTimestamp(NamedTuple):
     leader_epoch: int = -1
 
 
+class GroupMetadata(NamedTuple):
+    """A consumer as its group knows it at a moment; member_id is empty while it is no member."""
+
+    group_id: str
+    generation_id: int
+    member_id: str
+    group_instance_id: str | None = None
+
+
 class RecordMetadata(msgspec.Struct, frozen=True, gc=False):
     """Where a record was written. `replicas` is how many replicas held it when it was acknowledged."""
 
@@ -60,6 +69,17 @@ class RecordMetadata(msgspec.Struct, frozen=True, gc=False):
     timestamp: int
     leader_epoch: int = -1
     replicas: int = 0
+
+
+class ProducerRecord(NamedTuple):
+    """One record as it was given to `send`."""
+
+    topic: str
+    value: Any = None
+    key: Any = None
+    headers: Any = None
+    partition: int | None = None
+    timestamp_ms: int | None = None
 
 
 class ConsumerRecord(msgspec.Struct, frozen=True, gc=False):

@@ -128,6 +128,13 @@ def test_partitions_without_leader_are_left_out(cluster: FakeCluster, make: Any)
     assert not cluster.partition("many", 2).batches
 
 
+def test_records_that_trickle_stay_with_one_partition_for_a_batch_of_bytes(make: Any) -> None:
+    producer = make(batch_size=1_000, linger_ms=0)
+    partitions = [producer.send("many", bytes(186)).get(WAIT_S).partition for _ in range(15)]
+    assert [partitions.count(first) for first in partitions[::5]] == [5, 5, 5]
+    assert partitions == sorted(partitions, key=partitions.index)
+
+
 def test_a_key_decides_the_partition_as_in_kafka(make: Any) -> None:
     producer = make()
     for key in (b"a", b"b", b"21", b"foobar"):
@@ -397,7 +404,7 @@ def test_a_batch_refused_for_good_does_not_stop_those_behind_it(cluster: FakeClu
 
 def test_delivery_timeout_names_the_reason_and_the_producer_goes_on(cluster: FakeCluster, make: Any) -> None:
     cluster.script = once(Operation.PRODUCE, errors.NotEnoughReplicas.code, 10_000)
-    producer = make(delivery_timeout_ms=200, retry_backoff_ms=5)
+    producer = make(delivery_timeout_ms=200, retry_backoff_ms=5, retry_backoff_max_ms=20)
     with pytest.raises(errors.DeliveryTimeout, match="NOT_ENOUGH_REPLICAS"):
         producer.send("t", b"a").get(WAIT_S)
     cluster.script = lambda seen: None
