@@ -25,12 +25,14 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from zmqueue.client.admin import Admin
+    from zmqueue.client.aio_producer import AsyncProducer
     from zmqueue.client.consumer import Consumer
     from zmqueue.client.producer import Producer
     from zmqueue.model import ConsumerRecord, OffsetAndMetadata, OffsetAndTimestamp, RecordMetadata, TopicPartition
 
 _HOMES = {
     "Admin": "zmqueue.client.admin",
+    "AsyncProducer": "zmqueue.client.aio_producer",
     "Consumer": "zmqueue.client.consumer",
     "ConsumerRecord": "zmqueue.model",
     "OffsetAndMetadata": "zmqueue.model",
@@ -42,6 +44,7 @@ _HOMES = {
 
 __all__ = [
     "Admin",
+    "AsyncProducer",
     "Consumer",
     "ConsumerRecord",
     "OffsetAndMetadata",

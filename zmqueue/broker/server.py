@@ -192,9 +192,7 @@ class Broker:
         now = now_ms()
         self._raft_due_ms = now + self._raft_tick_ms
         leader = self._raft.leader
-        self._executor.run(
-            self.node.on_raft(NO_BROKER if leader is None else leader, self._raft.is_leader, self._raft.term, now)
-        )
+        self.node.on_raft(NO_BROKER if leader is None else leader, self._raft.is_leader, self._raft.term, now)
         while self._machine.news:
             news = self._machine.news.popleft()
             if news is None:

@@ -30,7 +30,7 @@ from zmqueue.client.futures import BulkFuture, Part, RecordFuture
 from zmqueue.client.metadata import TopicView
 from zmqueue.client.network import Network
 from zmqueue.client.ordering import WINDOW_MAX, PartitionOrder
-from zmqueue.client.partitioners import Partitioner, partition_for_key
+from zmqueue.client.partitioners import Partitioner
 from zmqueue.client.routing import Router, parse_bootstrap
 from zmqueue.client.sender import Sender, SenderSettings
 from zmqueue.errors import (
@@ -44,6 +44,7 @@ from zmqueue.errors import (
 )
 from zmqueue.model import ACKS_ALL, ACKS_LEADER, ACKS_NONE, NO_BROKER, KiB, MiB, check_topic_name
 from zmqueue.wire.batch import CODECS
+from zmqueue.wire.murmur2 import partition_for_key
 
 _ACKS = {0: ACKS_NONE, 1: ACKS_LEADER, -1: ACKS_ALL, "0": ACKS_NONE, "1": ACKS_LEADER, "-1": ACKS_ALL, "all": ACKS_ALL}
 _KEYS_CACHED_MAX = 10_000

@@ -110,14 +110,13 @@ class Node:
 
     # -- Raft ----------------------------------------------------------------------------------------------------
 
-    def on_raft(self, leader: int, leads: bool, term: int, now_ms: int) -> list[Effect]:
+    def on_raft(self, leader: int, leads: bool, term: int, now_ms: int) -> None:
         """Who leads the Raft group, looked at after every tick of it."""
         if leader != self.controller_id:
             self.controller_id = leader
             self._heartbeat_ms = NEVER  # tell the new one at once that we live
         for command in self._controller.on_raft(leads, term, now_ms):
             self._proposer.ask(command)
-        return []
 
     def on_unsure(self, data: bytes, now_ms: int) -> None:
         self._proposer.on_unsure(data, now_ms)

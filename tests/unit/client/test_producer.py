@@ -5,17 +5,18 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from unit.client.fake_broker import DROP, GARBAGE, SILENCE, FakeCluster, Seen
+from unit.client.fake_broker import DROP, GARBAGE, SILENCE, FakeCluster, Partition, Seen
 
 from zmqueue import Producer, errors
-from zmqueue.client.partitioners import partition_for_key
 from zmqueue.wire import frames, messages
 from zmqueue.wire.batch import decode
 from zmqueue.wire.frames import Operation
+from zmqueue.wire.murmur2 import partition_for_key
 
 WAIT_S = 10.0
 
@@ -131,6 +132,22 @@ def test_a_key_decides_the_partition_as_in_kafka(make: Any) -> None:
     producer = make()
     for key in (b"a", b"b", b"21", b"foobar"):
         assert producer.send("many", b"v", key=key).get(WAIT_S).partition == partition_for_key(key, 4)
+
+
+def test_keys_map_to_partitions_that_appear_later_once_the_metadata_shows_them(cluster: FakeCluster, make: Any) -> None:
+    producer = make(metadata_max_age_ms=20)
+    key = next(key for key in map(b"%d".__mod__, range(99)) if partition_for_key(key, 6) == 5)
+    assert producer.send("many", b"v", key=key).get(WAIT_S).partition == partition_for_key(key, 4)
+
+    def grow() -> None:
+        cluster.topics["many"][1].update({4: Partition(0), 5: Partition(0)})
+        cluster.index += 1
+
+    cluster.do(grow)
+    deadline = time.monotonic() + WAIT_S
+    while producer.send("many", b"v", key=key).get(WAIT_S).partition != 5:
+        assert time.monotonic() < deadline, "the producer never noticed"
+    assert producer.send("many", b"v", partition=4).get(WAIT_S).partition == 4
 
 
 def test_a_partitioner_of_ones_own(make: Any) -> None:
