@@ -3,8 +3,8 @@
     reading     the log, slice by slice, up to where it ended when the reading began
     waiting     until the high watermark has reached that end: only then is what was read sure to stay (rule F1)
     active      requests and time go to the coordinator, its writes to the log
-    failed      the log could not be read, or the coordinator made a mistake: tried anew after a pause. A broker must not
-                die of a group, since the next one would die of the same
+    failed      the log could not be read, or the coordinator made a mistake: tried anew after a pause. A broker must
+                not die of a group, since the next one would die of the same
     closed      the partition has moved
 
 Outside `active` requests are answered COORDINATOR_LOADING. A coordinator that gives up, because the log may hold what
@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from enum import Enum
+from typing import final
 
 from msgspec import Struct
 
@@ -66,6 +67,7 @@ class World(Struct, frozen=True):
     write_bytes_max: int
 
 
+@final
 class Writing(Struct, eq=False):
     """The token of a batch on its way into the log, and the numbers of the writes in it."""
 
@@ -79,14 +81,14 @@ class Host:
         self.key = key
         self._world = world
         self._epoch = world.node.replicas[key].leader_epoch
-        self._open: dict[Token, None] = {}
+        self._open: dict[int, Token] = {}  # by identity: a client may ask twice under the same head
         self._writes: list[Write] = []
         self._begin()
 
     def _begin(self) -> None:
         world = self._world
         self._view = world.node.replicas[self.key].log
-        self._coordinator = world.new_coordinator()
+        self.coordinator = world.new_coordinator()
         self.phase = Phase.READING
         self._at, self._end = self._view.log_start, self._view.log_end
         self._since_ms = world.clock()
@@ -102,10 +104,9 @@ class Host:
             self._activate()
 
     def _read_slice(self) -> None:
-        at = max(self._at, self._view.log_start)
+        self._at = max(self._at, self._view.log_start)
         try:
-            data = self._world.logs[self.key].read(at, SLICE_BYTES, self._end)
-            for batch in split(data):
+            for batch in split(self._world.logs[self.key].read(self._at, SLICE_BYTES, self._end)):
                 self._at = batch.header.next_offset
                 self._replay(batch)
         except CorruptLog as error:
@@ -116,7 +117,7 @@ class Host:
         except Exception:
             _logger.exception("group partition %d: before offset %d", self.key.partition, self._at)
             return self._fail(MISTAKE)
-        if self._at >= self._end or not data:
+        if self._at >= self._end:
             self.phase = Phase.WAITING
         return None
 
@@ -124,14 +125,14 @@ class Host:
         header = batch.header
         if header.attributes & CONTROL or not header.record_count:
             return
-        try:
-            columns = decode(header, batch.body)
-            keys = columns.keys or [None] * len(columns.values)
-            for key, value in zip(keys, columns.values, strict=True):
-                self._coordinator.replay(key, value)
-        except CorruptBatch as error:
-            # Its bytes are as they were written: whoever wrote them was wrong, and no other copy is better.
-            _logger.error("group partition %d: batch at %d: %s", self.key.partition, header.base_offset, error)
+        columns = decode(header, batch.body)
+        keys = columns.keys or [None] * len(columns.values)
+        for key, value in zip(keys, columns.values, strict=True):
+            try:
+                self.coordinator.replay(key, value)
+            except CorruptBatch as error:
+                # Its bytes are as they were written: whoever wrote them was wrong, and no other copy is better.
+                _logger.error("group partition %d: batch at %d: %s", self.key.partition, header.base_offset, error)
 
     def _fail(self, reason: str) -> None:
         _logger.error("group partition %d: no coordinator for now: %s", self.key.partition, reason)
@@ -142,12 +143,12 @@ class Host:
         world = self._world
         self.phase = Phase.ACTIVE
         now_ms = world.clock()
-        if self._hear(Coordinator.activate, now_ms, world.wall_clock()):
+        if self._hear(self.coordinator.activate, now_ms, world.wall_clock()):
             _logger.info(
                 "group partition %d: coordinator active, epoch %d, %d groups, %d offsets read in %d ms",
                 self.key.partition,
                 self._epoch,
-                len(self._coordinator.list_groups()),
+                len(self.coordinator.list_groups()),
                 self._end - self._view.log_start,
                 now_ms - self._since_ms,
             )
@@ -155,14 +156,14 @@ class Host:
     # -- events ----------------------------------------------------------------------------------------------------
 
     def on_request(self, token: Token, event: Callable[..., list[Effect]], *arguments: object) -> None:
-        """`event` is a method of the coordinator. Raises CoordinatorLoading."""
+        """`event` is of the coordinator. Raises CoordinatorLoading."""
         self._check_active()
-        self._open[token] = None
+        self._open[id(token)] = token
         self._hear(event, token, *arguments)
 
     def list_groups(self) -> list[GroupRow]:
         self._check_active()
-        return self._coordinator.list_groups()
+        return self.coordinator.list_groups()
 
     def _check_active(self) -> None:
         if self.phase is not Phase.ACTIVE:
@@ -170,25 +171,25 @@ class Host:
 
     def on_topics(self) -> None:
         if self.phase is Phase.ACTIVE:
-            self._hear(Coordinator.on_topics, self._world.clock())
+            self._hear(self.coordinator.on_topics, self._world.clock())
 
     def on_time(self, now_ms: int) -> None:
         """`due_ms` has come."""
         if self.phase is Phase.ACTIVE:
-            self._hear(Coordinator.on_tick, now_ms, self._world.wall_clock())
+            self._hear(self.coordinator.on_tick, now_ms, self._world.wall_clock())
         elif self.phase is Phase.FAILED:
             self._begin()
 
     def on_written(self, writing: Writing, code: int) -> None:
         for number in writing.numbers:
-            if writing.coordinator is self._coordinator and self.phase is Phase.ACTIVE:
-                self._hear(Coordinator.on_written, number, code, self._world.clock())
+            if writing.coordinator is self.coordinator and self.phase is Phase.ACTIVE:
+                self._hear(self.coordinator.on_written, number, code, self._world.clock())
 
     def _hear(self, event: Callable[..., list[Effect]], *arguments: object) -> bool:
         """Whether the coordinator lives on."""
         try:
-            self._perform(event(self._coordinator, *arguments))
-            self.due_ms = self._coordinator.next_due_ms
+            self._perform(event(*arguments))
+            self.due_ms = self.coordinator.next_due_ms
         except _GaveUp as gave_up:
             _logger.warning("group partition %d: read again: %s", self.key.partition, gave_up)
             self._drop(CoordinatorLoading())
@@ -208,12 +209,12 @@ class Host:
         for effect in effects:
             match effect:
                 case Answer(token, message):
-                    del self._open[token]
+                    del self._open[id(token)]
                     replies.answer(token, message)
                 case Write():
                     self._writes.append(effect)
                 case Refuse(token, code, text):
-                    del self._open[token]
+                    del self._open[id(token)]
                     replies.fail(token, code, text)
                 case Log(text, warning):
                     _logger.log(logging.WARNING if warning else logging.INFO, "%s", text)
@@ -222,10 +223,10 @@ class Host:
                 case _:
                     raise AssertionError(f"not an effect of a coordinator: {effect}")
 
-    def write(self, now_ms: int) -> bool:
-        """Append what the coordinator wants to be written, as few batches. Whether there was anything."""
+    def write(self, now_ms: int) -> None:
+        """Append what the coordinator wants to be written, in as few batches as it fits."""
         if not self._writes:
-            return False
+            return
         writes, self._writes = self._writes, []
         numbers: list[int] = []
         records: list[tuple[bytes, bytes | None]] = []
@@ -239,13 +240,12 @@ class Host:
             records += write.records
             size += length
         self._append(numbers, records, now_ms)
-        return True
 
     def _append(self, numbers: list[int], records: list[tuple[bytes, bytes | None]], now_ms: int) -> None:
         world = self._world
         keys, values = [key for key, _ in records], [value for _, value in records]
         batch = encode(values, keys=keys, base_timestamp=world.wall_clock())
-        writing = Writing(self, self._coordinator, numbers)
+        writing = Writing(self, self.coordinator, numbers)
         world.run(world.node.on_produce(self.key, writing, batch, ACKS_ALL, now_ms + WRITE_TIMEOUT_MS, now_ms))
 
     # -- the end ---------------------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ class Host:
     def _drop(self, error: ZmqueueError) -> None:
         waiting, self._open = self._open, {}
         self._writes.clear()
-        for token in waiting:
+        for token in waiting.values():
             self._world.replies.fail(token, error.code, str(error))
 
 

@@ -68,9 +68,7 @@ class Groups:
         def new_coordinator() -> Coordinator:
             return Coordinator(config.groups, node.state, assignors, node.lease, grace_ms)
 
-        self._world = World(
-            node, logs, replies, run, clock, wall_clock, new_coordinator, config.groups.write_bytes_max
-        )
+        self._world = World(node, logs, replies, run, clock, wall_clock, new_coordinator, config.groups.write_bytes_max)
         self._hosts: dict[PartitionKey, Host] = {}
         self._written: deque[tuple[Writing, int]] = deque()
         self._finders: list[tuple[Token, g.FindCoordinatorRequest]] = []  # while the topic is being made
@@ -130,7 +128,9 @@ class Groups:
             while self._written:
                 writing, code = self._written.popleft()
                 writing.host.on_written(writing, code)
-            if not any([host.write(now_ms) for host in list(self._hosts.values())]):
+            for host in list(self._hosts.values()):
+                host.write(now_ms)
+            if not self._written:
                 return
 
     # -- requests --------------------------------------------------------------------------------------------------
@@ -147,20 +147,24 @@ class Groups:
     def _heartbeat(self, token: Token, request: g.GroupHeartbeatRequest, raw: Frames) -> None:
         # A member that has gone is not noticed by its connection: what it waits for must end by itself.
         request.wait_ms = min(request.wait_ms, self._config.broker.fetch_wait_ms_max)
-        self._host(request.group).on_request(token, Coordinator.on_heartbeat, request, self._clock())
+        host = self._host(request.group)
+        host.on_request(token, host.coordinator.on_heartbeat, request, self._clock())
 
     def _commit(self, token: Token, request: g.CommitOffsetsRequest, raw: Frames) -> None:
         host = self._host(request.group)
-        host.on_request(token, Coordinator.on_commit, request, self._clock(), self._wall_clock())
+        host.on_request(token, host.coordinator.on_commit, request, self._clock(), self._wall_clock())
 
     def _fetch_offsets(self, token: Token, request: g.FetchOffsetsRequest, raw: Frames) -> None:
-        self._host(request.group).on_request(token, Coordinator.on_fetch_offsets, request, self._clock())
+        host = self._host(request.group)
+        host.on_request(token, host.coordinator.on_fetch_offsets, request, self._clock())
 
     def _describe(self, token: Token, request: g.DescribeGroupRequest, raw: Frames) -> None:
-        self._host(request.group).on_request(token, Coordinator.on_describe, request, self._clock())
+        host = self._host(request.group)
+        host.on_request(token, host.coordinator.on_describe, request, self._clock())
 
     def _delete(self, token: Token, request: g.DeleteGroupRequest, raw: Frames) -> None:
-        self._host(request.group).on_request(token, Coordinator.on_delete, request, self._clock())
+        host = self._host(request.group)
+        host.on_request(token, host.coordinator.on_delete, request, self._clock())
 
     def _list(self, token: Token, request: g.ListGroupsRequest, raw: Frames) -> None:
         """Complete or not at all: of groups that are still being read nothing is known."""

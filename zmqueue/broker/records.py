@@ -22,7 +22,7 @@ from zmqueue.core.node import Node
 from zmqueue.core.replica import Replica
 from zmqueue.errors import ZmqueueError
 from zmqueue.log.partition_log import PartitionLog
-from zmqueue.model import ACKS_NONE, EARLIEST, LATEST, KiB, PartitionKey
+from zmqueue.model import ACKS_NONE, EARLIEST, INTERNAL_PREFIX, LATEST, KiB, PartitionKey
 from zmqueue.transport import Frames
 from zmqueue.wire import messages as m
 from zmqueue.wire.batch import Batch, check_body, check_produced, parse_header
