@@ -25,6 +25,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from zmqueue.client.admin import Admin
+    from zmqueue.client.aio_consumer import AsyncConsumer
     from zmqueue.client.aio_producer import AsyncProducer
     from zmqueue.client.consumer import Consumer
     from zmqueue.client.producer import Producer
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Admin": "zmqueue.client.admin",
+    "AsyncConsumer": "zmqueue.client.aio_consumer",
     "AsyncProducer": "zmqueue.client.aio_producer",
     "Consumer": "zmqueue.client.consumer",
     "ConsumerRecord": "zmqueue.model",
@@ -44,6 +46,7 @@ _HOMES = {
 
 __all__ = [
     "Admin",
+    "AsyncConsumer",
     "AsyncProducer",
     "Consumer",
     "ConsumerRecord",

@@ -388,10 +388,10 @@ class SimBroker:
 
     def _part(self) -> None:
         """What is left of a process: its parts know each other, so that only the collector would find them."""
-        own = vars(self)
         for name in ("executor", "maintenance", "handlers", "logs", "flusher"):
-            if name in own:
-                vars(own[name]).clear()
+            part = getattr(self, name, None)
+            if part is not None:
+                vars(part).clear()
 
     def end(self) -> None:
         self._part()

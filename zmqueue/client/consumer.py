@@ -144,7 +144,9 @@ class Consumer(Questions):
     def pause(self, *partitions: TopicPartition) -> None:
         """Hand out nothing of these, and stop fetching them."""
         for partition in partitions:
-            self._slot(partition).paused = True
+            slot = self._slot(partition)
+            slot.paused = True
+            self._handout.take_back(slot)
 
     def resume(self, *partitions: TopicPartition) -> None:
         for partition in partitions:
@@ -220,7 +222,7 @@ class Consumer(Questions):
         return found
 
     def poll_batches(self, timeout_ms: float = 0) -> list[RecordBatch]:
-        """Everything that was fetched, as columns."""
+        """Batches of columns as they were fetched, a few thousand records at a time; nothing when the time is over."""
         deadline = time.monotonic() + timeout_ms / 1000
         while not (found := self._handout.gather_batches()) and self._await_data(deadline):
             pass

@@ -18,6 +18,9 @@ from zmqueue.model import ConsumerRecord, TopicPartition
 
 Records = dict[TopicPartition, list[ConsumerRecord]]
 
+# What `gather_batches` opens at a time: so little that it is still in the processor's cache when it is looked at.
+BATCHES_RECORDS = 4_000
+
 
 class HandOut:
     def __init__(self, fetcher: Fetcher, key: Deserializer | None, value: Deserializer | None) -> None:
@@ -44,6 +47,14 @@ class HandOut:
             found.setdefault(TopicPartition(record.topic, record.partition), []).append(record)
             limit -= 1
         return found
+
+    def take_back(self, slot: Slot) -> None:
+        """What an iteration was given of this slot and has not come to is fetched again when it is wanted."""
+        position = self.position(slot)
+        if position is not None and position != slot.position:
+            with self._fetcher.changed:
+                slot.seek(position)
+            self.drop_iterated({slot.partition})
 
     def drop_iterated(self, partitions: Collection[TopicPartition]) -> None:
         self.iterated = deque(r for r in self.iterated if (r.topic, r.partition) not in partitions)
@@ -81,6 +92,7 @@ class HandOut:
 
     def gather_batches(self) -> list[RecordBatch]:
         found: list[RecordBatch] = []
+        count = 0
         for slot in self._in_turn():
             try:
                 while (batch := self._current(slot)) is not None:
@@ -88,6 +100,9 @@ class HandOut:
                         batch.drop_below(batch.offsets[slot.cursor])
                     self._advance(slot, batch, len(batch))
                     found.append(batch)
+                    count += len(batch)
+                    if count >= BATCHES_RECORDS:
+                        return found
             except ZmqueueError as error:
                 if not found:
                     raise
