@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from zmqueue.client.aio_producer import AsyncProducer
     from zmqueue.client.avro import AvroDeserializer, AvroSerializer
     from zmqueue.client.consumer import Consumer
+    from zmqueue.client.group import ConsumerRebalanceListener
     from zmqueue.client.producer import Producer
     from zmqueue.client.serializers import Deserializer, Serializer
     from zmqueue.model import (
@@ -47,6 +48,7 @@ _HOMES = {
     "AvroDeserializer": "zmqueue.client.avro",
     "AvroSerializer": "zmqueue.client.avro",
     "Consumer": "zmqueue.client.consumer",
+    "ConsumerRebalanceListener": "zmqueue.client.group",
     "ConsumerRecord": "zmqueue.model",
     "Deserializer": "zmqueue.client.serializers",
     "OffsetAndMetadata": "zmqueue.model",
@@ -65,6 +67,7 @@ __all__ = [
     "AvroDeserializer",
     "AvroSerializer",
     "Consumer",
+    "ConsumerRebalanceListener",
     "ConsumerRecord",
     "Deserializer",
     "OffsetAndMetadata",
