@@ -185,6 +185,7 @@ class AsyncProducer:
         self._hurried: list[Delivery] = []
         self._room_turn = asyncio.Lock()
         self._room_waiter: asyncio.Future[None] | None = None
+        self._sender: asyncio.Task[Any] | None = None  # who sent last, and how often without letting others run
         self._sends = 0
         self._closed = False
         self._closing: asyncio.Future[None]
@@ -273,6 +274,9 @@ class AsyncProducer:
         self._gate.enter()
         if self._closed:
             raise ClientClosed
+        task = asyncio.current_task()
+        if task is not self._sender:
+            self._sender, self._sends = task, 0
         self._sends += 1
         if self._sends > _SENDS_PER_TURN:
             return False
