@@ -222,7 +222,7 @@ class Consumer(Questions):
         return found
 
     def poll_batches(self, timeout_ms: float = 0) -> list[RecordBatch]:
-        """Everything that was fetched, as columns."""
+        """Batches of columns as they were fetched, a few thousand records at a time; nothing when the time is over."""
         deadline = time.monotonic() + timeout_ms / 1000
         while not (found := self._handout.gather_batches()) and self._await_data(deadline):
             pass

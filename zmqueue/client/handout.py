@@ -18,6 +18,9 @@ from zmqueue.model import ConsumerRecord, TopicPartition
 
 Records = dict[TopicPartition, list[ConsumerRecord]]
 
+# What `gather_batches` opens at a time: so little that it is still in the processor's cache when it is looked at.
+BATCHES_RECORDS = 4_000
+
 
 class HandOut:
     def __init__(self, fetcher: Fetcher, key: Deserializer | None, value: Deserializer | None) -> None:
@@ -89,6 +92,7 @@ class HandOut:
 
     def gather_batches(self) -> list[RecordBatch]:
         found: list[RecordBatch] = []
+        count = 0
         for slot in self._in_turn():
             try:
                 while (batch := self._current(slot)) is not None:
@@ -96,6 +100,9 @@ class HandOut:
                         batch.drop_below(batch.offsets[slot.cursor])
                     self._advance(slot, batch, len(batch))
                     found.append(batch)
+                    count += len(batch)
+                    if count >= BATCHES_RECORDS:
+                        return found
             except ZmqueueError as error:
                 if not found:
                     raise

@@ -4,8 +4,9 @@ Callers' threads choose a partition and append to its columns (buffer.py); the I
 in the order that ordering.py decides. With `acks="all"` and idempotence, the default, each record is written once and
 in the order of the sends of a thread to a partition, through any number of retries, until `delivery_timeout_ms`.
 
-Records without key and partition stick to one partition until its batch is full or gone, and then take the next of
-those that have a leader: full batches, evenly spread.
+Records without key and partition stick to one partition for `batch_size` bytes, and then take the next of those that
+have a leader: full batches, evenly spread. Where records trickle, so that each is sent alone, it makes the brokers'
+work less as well: what one leader gets while it is busy it writes, syncs and acknowledges together.
 """
 
 from __future__ import annotations
@@ -56,13 +57,14 @@ Serializer = Callable[[Any], bytes]
 class _Topic:
     """The lanes of a topic, and the one that keyless records stick to."""
 
-    __slots__ = ("available", "cursor", "keys", "lanes", "name", "sticky")
+    __slots__ = ("available", "cursor", "keys", "lanes", "name", "sticky", "stuck_bytes")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.lanes: dict[int, Lane] = {}
         self.available: list[int] | None = None  # None: to be looked up anew
         self.sticky: Lane | None = None
+        self.stuck_bytes = 0
         self.cursor = random.randrange(1 << 16)
         self.keys: dict[bytes, int] = {}
 
@@ -269,6 +271,8 @@ class Producer:
                         room = slice_max
                 end = max(at + 1, bisect_right(ends, ends[at] + room) - 1)
                 batch, start = buffer.extend(lane, *columns.cut(at, end), ends[end] - ends[at])
+                if fixed is None:
+                    lanes.stuck_bytes += ends[end] - ends[at + 1]
                 if end < count:
                     buffer.close_open(lane)
                 delivery = batch.delivery
@@ -312,15 +316,20 @@ class Producer:
 
     def _stick(self, lanes: _Topic, size: int) -> Lane:
         lane = lanes.sticky
-        if lane is not None and lane.open is not None:
-            if lane.open.columns_bytes + size <= self._batch_size:
-                return lane
-            self._buffer.close_open(lane)
         if lanes.available is None:
             self._look_up(lanes)
+            if lane is not None and lane.partition not in (lanes.available or lanes.lanes):
+                lane = None
+        room = self._batch_size - size
+        if lane is not None and lanes.stuck_bytes <= room and (lane.open is None or lane.open.columns_bytes <= room):
+            lanes.stuck_bytes += size
+            return lane
+        if lanes.sticky is not None and lanes.sticky.open is not None:
+            self._buffer.close_open(lanes.sticky)
         choices = lanes.available or list(lanes.lanes)
         lanes.cursor += 1
         lane = lanes.sticky = lanes.lanes[choices[lanes.cursor % len(choices)]]
+        lanes.stuck_bytes = size
         return lane
 
     def _look_up(self, lanes: _Topic) -> None:

@@ -11,6 +11,7 @@ import pytest
 from unit.client.fake_broker import DROP, SILENCE, FakeCluster, Seen, with_flipped_body_byte
 
 from zmqueue import Consumer, TopicPartition, errors
+from zmqueue.client.handout import BATCHES_RECORDS
 from zmqueue.client.records import end_offset
 from zmqueue.model import OffsetAndTimestamp
 from zmqueue.wire import batch as wire_batch
@@ -165,6 +166,15 @@ def test_batches_are_columns(cluster: FakeCluster, make: Any) -> None:
     assert batches[1].keys is None
     assert [record.offset for record in batches[1].records()] == list(range(10, 20))
     assert consumer.position(T) == 20
+
+
+def test_batches_come_in_handfuls(cluster: FakeCluster, make: Any) -> None:
+    fill(cluster, [b"v"] * 3 * BATCHES_RECORDS)
+    consumer = make("t")
+    sizes = []
+    while sum(sizes) < 3 * BATCHES_RECORDS:
+        sizes.append(sum(map(len, consumer.poll_batches(WAIT_MS))))
+    assert all(0 < size < BATCHES_RECORDS + 10 for size in sizes)
 
 
 def test_to_arrow_without_pyarrow_is_a_clear_error(

@@ -128,6 +128,13 @@ def test_partitions_without_leader_are_left_out(cluster: FakeCluster, make: Any)
     assert not cluster.partition("many", 2).batches
 
 
+def test_records_that_trickle_stay_with_one_partition_for_a_batch_of_bytes(make: Any) -> None:
+    producer = make(batch_size=1_000, linger_ms=0)
+    partitions = [producer.send("many", bytes(186)).get(WAIT_S).partition for _ in range(15)]
+    assert [partitions.count(first) for first in partitions[::5]] == [5, 5, 5]
+    assert partitions == sorted(partitions, key=partitions.index)
+
+
 def test_a_key_decides_the_partition_as_in_kafka(make: Any) -> None:
     producer = make()
     for key in (b"a", b"b", b"21", b"foobar"):
