@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from zmqueue.client.admin import Admin
     from zmqueue.client.aio_consumer import AsyncConsumer
     from zmqueue.client.aio_producer import AsyncProducer
+    from zmqueue.client.broker_client import BrokerClient
     from zmqueue.client.consumer import Consumer
     from zmqueue.client.producer import Producer
     from zmqueue.model import ConsumerRecord, OffsetAndMetadata, OffsetAndTimestamp, RecordMetadata, TopicPartition
@@ -35,6 +36,7 @@ _HOMES = {
     "Admin": "zmqueue.client.admin",
     "AsyncConsumer": "zmqueue.client.aio_consumer",
     "AsyncProducer": "zmqueue.client.aio_producer",
+    "BrokerClient": "zmqueue.client.broker_client",
     "Consumer": "zmqueue.client.consumer",
     "ConsumerRecord": "zmqueue.model",
     "OffsetAndMetadata": "zmqueue.model",
@@ -48,6 +50,7 @@ __all__ = [
     "Admin",
     "AsyncConsumer",
     "AsyncProducer",
+    "BrokerClient",
     "Consumer",
     "ConsumerRecord",
     "OffsetAndMetadata",
