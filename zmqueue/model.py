@@ -62,6 +62,17 @@ class RecordMetadata(msgspec.Struct, frozen=True, gc=False):
     replicas: int = 0
 
 
+class ProducerRecord(NamedTuple):
+    """One record as it was given to `send`."""
+
+    topic: str
+    value: Any = None
+    key: Any = None
+    headers: Any = None
+    partition: int | None = None
+    timestamp_ms: int | None = None
+
+
 class ConsumerRecord(msgspec.Struct, frozen=True, gc=False):
     """One record as a consumer sees it; the fields stand in kafka-python's order."""
 

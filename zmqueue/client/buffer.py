@@ -98,6 +98,7 @@ class Buffer:
         delivery_timeout_s: float,
         on_work: Callable[[], None],
         check: Callable[[], None],
+        on_settled: Callable[[Batch, ZmqueueError | None], None],
     ) -> None:
         self.batch_size = batch_size
         self.linger_s = linger_s
@@ -113,6 +114,7 @@ class Buffer:
         self._delivery_timeout_s = delivery_timeout_s
         self._on_work = on_work
         self._check = check
+        self._on_settled = on_settled
         self._signalled = False
         self._starved = 0
         self._flushing = 0
@@ -324,6 +326,7 @@ class Buffer:
             if self._starved:
                 waiting = self._waiting_for_room()
                 self.room.notify_all()
+        self._on_settled(batch, error)
         batch.delivery.finish(error)
         for on_room in waiting:
             on_room()

@@ -11,19 +11,22 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any
 
 from zmqueue.client.fetcher import RESETS, Fetcher, FetchSettings
 from zmqueue.client.handout import HandOut, Records
+from zmqueue.client.interceptors import ConsumerInterceptors
+from zmqueue.client.keywords import refuse_unknown
 from zmqueue.client.lookup import RecordLookup
 from zmqueue.client.network import Network
 from zmqueue.client.offsets import OffsetLookup
 from zmqueue.client.questions import Questions
-from zmqueue.client.records import Deserializer, RecordBatch
+from zmqueue.client.records import RecordBatch
 from zmqueue.client.routing import Router, parse_bootstrap
+from zmqueue.client.serializers import deserializers
 from zmqueue.client.slots import Slot
 from zmqueue.client.subscription import Subscription
 from zmqueue.errors import ConfigError, IllegalState, RequestTimedOut
@@ -58,9 +61,12 @@ class Consumer(Questions):
         request_timeout_ms: int = 30_000,
         metadata_max_age_ms: int = 300_000,
         consumer_timeout_ms: float = float("inf"),
-        key_deserializer: Deserializer | None = None,
-        value_deserializer: Deserializer | None = None,
+        key_deserializer: Any = None,
+        value_deserializer: Any = None,
+        interceptors: Sequence[Any] = (),
+        **unknown: Any,
     ) -> None:
+        refuse_unknown(Consumer, unknown)
         if group_id is not None:
             raise IllegalState(NO_GROUPS)
         if isolation_level != "read_uncommitted":
@@ -78,6 +84,8 @@ class Consumer(Questions):
             if not value >= 1:
                 raise ConfigError(f"{name} is too small")
         bootstrap = parse_bootstrap(bootstrap_servers)
+        self._deserializers = deserializers(",".join(map(str, bootstrap)), key_deserializer, value_deserializer)
+        self._interceptors = ConsumerInterceptors(interceptors) if interceptors else None
         self._reset = RESETS[auto_offset_reset]
         self._max_poll_records = max_poll_records
         self._timeout_s = request_timeout_ms / 1000
@@ -97,15 +105,14 @@ class Consumer(Questions):
             ),
         )
         self._subscription = Subscription(self._router, self._fetcher, self._reset, self._timeout_s)
-        self._handout = HandOut(self._fetcher, key_deserializer, value_deserializer)
+        self._handout = HandOut(self._fetcher, *self._deserializers)
         self._offsets = OffsetLookup(self._router, self._timeout_s, self._closing)
         self._lookup = RecordLookup(
             self._router,
             self._timeout_s,
             self._closing,
             max_partition_fetch_bytes,
-            key_deserializer,
-            value_deserializer,
+            *self._deserializers,
         )
         weakref.finalize(self, self._network.stop).atexit = False
         if topics:
@@ -219,7 +226,7 @@ class Consumer(Questions):
         deadline = time.monotonic() + timeout_ms / 1000
         while not (found := self._handout.gather(limit)) and self._await_data(deadline):
             pass
-        return found
+        return found if self._interceptors is None or not found else self._interceptors.on_consume(found)
 
     def poll_batches(self, timeout_ms: float = 0) -> list[RecordBatch]:
         """Batches of columns as they were fetched, a few thousand records at a time; nothing when the time is over."""
@@ -270,6 +277,9 @@ class Consumer(Questions):
         self._network.close()
         with self._fetcher.changed:
             self._fetcher.changed.notify_all()
+        for each in self._deserializers:
+            if each is not None:
+                each.close()
 
     def __enter__(self) -> Consumer:
         return self

@@ -137,6 +137,14 @@ class RecordFuture(Struct, gc=False, eq=False):
     def exception(self) -> ZmqueueError | None:
         return self.delivery.error
 
+    @property
+    def value(self) -> RecordMetadata | None:
+        """Where the record was written, once that is so."""
+        return self.delivery.metadata(self.index) if self.succeeded() else None
+
+    def retriable(self) -> bool:
+        return self.delivery.error is not None and self.delivery.error.retriable
+
     def add_callback(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> RecordFuture:
         """Call `function(*args, metadata, **kwargs)` when the record is acknowledged."""
         delivery, index = self.delivery, self.index
@@ -272,6 +280,29 @@ class BulkFuture:
     @property
     def exception(self) -> ZmqueueError | None:
         return next((part.delivery.error for part in self.parts if part.delivery.error is not None), None)
+
+    @property
+    def value(self) -> BulkMetadata | None:
+        return BulkMetadata(self.parts, self._count) if self.succeeded() else None
+
+    def retriable(self) -> bool:
+        error = self.exception
+        return error is not None and error.retriable
+
+    def add_callback(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> BulkFuture:
+        """Call `function(*args, metadata, **kwargs)` when all of the records are acknowledged."""
+        return self.add_done_callback(
+            lambda ended: function(*args, ended.value, **kwargs) if ended.succeeded() else None
+        )
+
+    def add_errback(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> BulkFuture:
+        """Call `function(*args, error, **kwargs)`, with the first error, when all have ended and some have failed."""
+        return self.add_done_callback(
+            lambda ended: function(*args, ended.exception, **kwargs) if ended.failed() else None
+        )
+
+    def add_both(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> BulkFuture:
+        return self.add_callback(function, *args, **kwargs).add_errback(function, *args, **kwargs)
 
     def add_done_callback(self, function: Callable[[BulkFuture], Any]) -> BulkFuture:
         """Call `function(self)` when everything has ended, well or not."""

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Collection
 
 from zmqueue.client.fetcher import Fetcher
-from zmqueue.client.records import Deserializer, RecordBatch, open_batches
+from zmqueue.client.records import RecordBatch, deserialized, open_batches
+from zmqueue.client.serializers import Deserializing
 from zmqueue.client.slots import Slot
 from zmqueue.errors import ZmqueueError
 from zmqueue.model import ConsumerRecord, TopicPartition
@@ -23,7 +24,7 @@ BATCHES_RECORDS = 4_000
 
 
 class HandOut:
-    def __init__(self, fetcher: Fetcher, key: Deserializer | None, value: Deserializer | None) -> None:
+    def __init__(self, fetcher: Fetcher, key: Deserializing | None, value: Deserializing | None) -> None:
         self.iterated: deque[ConsumerRecord] = deque()
         self._fetcher = fetcher
         self._deserializers = key, value
@@ -124,8 +125,6 @@ class HandOut:
             if slot.opened is not None:
                 try:
                     slot.current = next(slot.opened, None)
-                    if slot.current is not None:
-                        slot.current.deserialize(*self._deserializers)
                 except ZmqueueError:
                     self._read_again(slot)
                     raise
@@ -141,7 +140,8 @@ class HandOut:
             if chunk is None:
                 return None
             assert slot.position is not None
-            slot.opened = open_batches(*slot.partition, chunk.data, max(slot.position, chunk.offset))
+            opened = open_batches(*slot.partition, chunk.data, max(slot.position, chunk.offset))
+            slot.opened = deserialized(opened, *self._deserializers)
         return slot.current
 
     def raise_error(self, slot: Slot) -> None:

@@ -145,6 +145,11 @@ class Router:
             raise NoBrokersAvailable(f"no broker answered within {timeout_s:.1f} s (bootstrap servers: {servers})")
         return found
 
+    def connected(self) -> bool:
+        """Whether there is a connection to any broker at the moment."""
+        brokers = [Address(broker.host, broker.port) for broker in list(self.metadata.brokers.values())]
+        return any(map(self.network.linked, [*self._bootstrap, *brokers]))
+
     def call(
         self, target: int | Address | None, operation: Operation, message: Struct, timeout_s: float
     ) -> Answer | ZmqueueError:

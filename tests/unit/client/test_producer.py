@@ -404,7 +404,7 @@ def test_a_batch_refused_for_good_does_not_stop_those_behind_it(cluster: FakeClu
 
 def test_delivery_timeout_names_the_reason_and_the_producer_goes_on(cluster: FakeCluster, make: Any) -> None:
     cluster.script = once(Operation.PRODUCE, errors.NotEnoughReplicas.code, 10_000)
-    producer = make(delivery_timeout_ms=200, retry_backoff_ms=5)
+    producer = make(delivery_timeout_ms=200, retry_backoff_ms=5, retry_backoff_max_ms=20)
     with pytest.raises(errors.DeliveryTimeout, match="NOT_ENOUGH_REPLICAS"):
         producer.send("t", b"a").get(WAIT_S)
     cluster.script = lambda seen: None
