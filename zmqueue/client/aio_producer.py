@@ -32,6 +32,7 @@ from typing import Any
 from msgspec import Struct
 
 from zmqueue.client.aio_gate import Gate
+from zmqueue.client.arrow import as_rows
 from zmqueue.client.columns import Header
 from zmqueue.client.futures import BulkFuture, BulkMetadata, Delivery, Part, RecordFuture
 from zmqueue.client.producer import Producer
@@ -67,6 +68,12 @@ class _Inner(Producer):
         self.post = self._network.post
         self.begin_flush, self.end_flush = self._buffer.begin_flush, self._buffer.end_flush
         self.await_room = self._buffer.await_room
+
+    def rows(self, values: Any, keys: Any, headers: Any, timestamps_ms: Any) -> Any:
+        """Columns of any kind as ones that can be cut."""
+        conversion = self._conversion
+        text_as_bytes = conversion.text_as_bytes if conversion is not None else (True, True)
+        return as_rows(values, keys, headers, timestamps_ms, text_as_bytes)
 
     def knows(self, topic: str) -> bool:
         return topic in self._topics
@@ -241,6 +248,7 @@ class AsyncProducer:
 
         The loop runs between slices. An error, or a cancellation, leaves the slices before it on their way.
         """
+        values, keys, headers, timestamps_ms = self._inner.rows(values, keys, headers, timestamps_ms)
         count = len(values)
         for column in (keys, headers, timestamps_ms):
             if column is not None and not isinstance(column, int) and len(column) != count:
@@ -383,6 +391,10 @@ class AsyncProducer:
         self._gate.enter()
         await self._until_known(topic, self._max_block_s if timeout is None else timeout)
         return self._inner.partitions_for(topic, 0)
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """As the producer's. It does not wait, so it is not awaited."""
+        return self._inner.metrics()
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
