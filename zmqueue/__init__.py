@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from zmqueue.client.aio_producer import AsyncProducer
     from zmqueue.client.broker_client import BrokerClient
     from zmqueue.client.consumer import Consumer
+    from zmqueue.client.group import ConsumerRebalanceListener
     from zmqueue.client.producer import Producer
     from zmqueue.model import ConsumerRecord, OffsetAndMetadata, OffsetAndTimestamp, RecordMetadata, TopicPartition
 
@@ -38,6 +39,7 @@ _HOMES = {
     "AsyncProducer": "zmqueue.client.aio_producer",
     "BrokerClient": "zmqueue.client.broker_client",
     "Consumer": "zmqueue.client.consumer",
+    "ConsumerRebalanceListener": "zmqueue.client.group",
     "ConsumerRecord": "zmqueue.model",
     "OffsetAndMetadata": "zmqueue.model",
     "OffsetAndTimestamp": "zmqueue.model",
@@ -52,6 +54,7 @@ __all__ = [
     "AsyncProducer",
     "BrokerClient",
     "Consumer",
+    "ConsumerRebalanceListener",
     "ConsumerRecord",
     "OffsetAndMetadata",
     "OffsetAndTimestamp",

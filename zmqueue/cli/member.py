@@ -17,6 +17,9 @@ from zmqueue.errors import ZmqueueError
 if TYPE_CHECKING:
     from zmqueue.model import ConsumerRecord, TopicPartition
 
+# Somebody who interrupts does not want to wait for brokers that are away.
+INTERRUPTED_MS_MAX = 2_000
+
 
 def consume_as_member(
     bootstrap: str,
@@ -67,9 +70,12 @@ class PrintingMember:
                     self._consumer.commit_async(self._offsets(polled))
         except BaseException:
             with contextlib.suppress(ZmqueueError):  # the error that is on its way says more
-                self._commit(self._printed)
+                self._commit(self._printed, INTERRUPTED_MS_MAX)
             raise
-        self._commit(self._printed)
+        else:
+            self._commit(self._printed)
+        finally:
+            self._printed.clear()  # the consumer that is closed now tells that its partitions go
 
     def _has_read(self, ends: dict[TopicPartition, int]) -> bool:
         held = self._consumer.assignment()
@@ -89,10 +95,10 @@ class PrintingMember:
         for partition in lost:
             self._printed.pop(partition, None)
 
-    def _commit(self, partitions: Iterable[TopicPartition]) -> None:
+    def _commit(self, partitions: Iterable[TopicPartition], timeout_ms: int | None = None) -> None:
         offsets = self._offsets(partitions)
         if offsets:
-            self._consumer.commit(offsets)
+            self._consumer.commit(offsets, timeout_ms=timeout_ms)
 
     def _offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Any]:
         from zmqueue.model import OffsetAndMetadata

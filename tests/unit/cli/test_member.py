@@ -23,6 +23,8 @@ class Member(Records):
     commit_error: Exception | None
     polls = 0
 
+    listener: Any = None
+
     def __init__(self, **settings: Any) -> None:
         super().__init__()
         Member.settings = settings
@@ -48,7 +50,11 @@ class Member(Records):
     def commit_async(self, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
         self.commits.append(("async", {partition: at.offset for partition, at in offsets.items()}))
 
-    def commit(self, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
+    def close(self) -> None:
+        if self.listener is not None:
+            self.listener.on_partitions_revoked(list(self.positions))
+
+    def commit(self, offsets: dict[TopicPartition, OffsetAndMetadata], timeout_ms: int | None = None) -> None:
         self.commits.append(("sync", {partition: at.offset for partition, at in offsets.items()}))
         if self.commit_error is not None:
             raise self.commit_error
