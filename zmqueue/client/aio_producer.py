@@ -37,6 +37,7 @@ from zmqueue.client.columns import Header
 from zmqueue.client.futures import BulkFuture, BulkMetadata, Delivery, Part, RecordFuture
 from zmqueue.client.producer import Producer
 from zmqueue.client.routing import Router
+from zmqueue.client.serializers import Serializer
 from zmqueue.errors import (
     BufferFull,
     ClientClosed,
@@ -190,6 +191,11 @@ class AsyncProducer:
         self._topics = _TopicWatch(self._inner.router, self._gate)
         self._waiting: dict[Delivery, dict[asyncio.Future[None], None]] = {}
         self._hurried: list[Delivery] = []
+        serializers = (settings.get("key_serializer"), settings.get("value_serializer"))
+        self._unprepared = [
+            each.store for each in serializers if isinstance(each, Serializer) and hasattr(each, "store")
+        ]
+        self._preparing: asyncio.Future[Any] | None = None
         self._room_turn = asyncio.Lock()
         self._room_waiter: asyncio.Future[None] | None = None
         self._sender: asyncio.Task[Any] | None = None  # who sent last, and how often without letting others run
@@ -288,9 +294,13 @@ class AsyncProducer:
         self._sends += 1
         if self._sends > _SENDS_PER_TURN:
             return False
+        if self._unprepared:
+            return False
         return not self._room_turn.locked() and self._inner.has_room and self._inner.knows(topic)
 
     async def _until_it_can_go(self, topic: str) -> None:
+        if self._unprepared:
+            await self._prepare()
         if self._sends > _SENDS_PER_TURN:
             self._sends = 0
             await asyncio.sleep(0)
@@ -303,6 +313,14 @@ class AsyncProducer:
             raise BufferFull(f"{self._inner.memory} bytes are unsent, and nothing left in time") from None
         if self._closed:
             raise ClientClosed
+
+    async def _prepare(self) -> None:
+        """Serializers that would wait for the cluster at their first record do it in a thread."""
+        if self._preparing is None or self._preparing.done():
+            self._preparing = self._gate.in_thread(lambda: [store() for store in self._unprepared])
+        # Shared by all who wait, so nobody's cancellation ends it.
+        await asyncio.shield(self._preparing)
+        self._unprepared = []
 
     async def _until_known(self, topic: str, limit_s: float) -> None:
         check_topic_name(topic, internal=True)
