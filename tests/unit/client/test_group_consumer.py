@@ -249,6 +249,26 @@ def test_what_a_listener_raises_is_raised_and_the_partitions_go(cluster: FakeClu
     told.on_revoked = lambda partitions: None
 
 
+def test_a_listener_that_is_told_of_the_end_may_commit_and_not_poll(cluster: FakeCluster, make: Any) -> None:
+    fill_many(cluster)
+    consumer = make(enable_auto_commit=False)
+    told = Told(cluster)
+    consumer.subscribe(["many"], listener=told)
+    read(consumer, 40)
+
+    def finish(_: list[TopicPartition]) -> None:
+        with pytest.raises(errors.IllegalState):
+            consumer.poll()
+        consumer.commit()
+
+    told.on_revoked = finish
+    consumer.close()
+    assert told.calls[-1] == ("revoked", [0, 1, 2, 3])
+    assert sorted(row.offset for row in cluster.coordinator.offsets.values()) == [10] * 4
+    with pytest.raises(errors.ClientClosed):
+        consumer.commit()
+
+
 # -- commits -------------------------------------------------------------------------------------------------------
 
 
@@ -494,6 +514,31 @@ def test_a_member_that_reaches_nobody_for_its_session_hands_out_nothing(cluster:
     cluster.script = lambda seen: None
     assert read(consumer, 1)
     assert told.calls[-1] == ("assigned", [0])
+
+
+def test_a_process_that_was_stopped_past_its_session_hands_out_nothing_of_it(cluster: FakeCluster, make: Any) -> None:
+    fill_many(cluster)
+    consumer, told = make(max_poll_records=1), Told(cluster)
+    consumer.subscribe(["many"], listener=told)
+    read(consumer, 1)
+    former = consumer.group_metadata().member_id
+    resumed = threading.Event()
+
+    def stop() -> None:
+        """The IO thread, as SIGSTOP would leave it: behind."""
+        resumed.wait(PATIENCE_S)
+
+    def far_away() -> None:
+        consumer._group.membership.member.heard_at -= 3_600
+        consumer._group.membership._run([])
+
+    consumer._network.post(far_away)
+    consumer._network.post(stop)
+    assert consumer._fetcher.wait(lambda: time.monotonic() > consumer._group.membership.session_ends, PATIENCE_S)
+    threading.Timer(0.1, resumed.set).start()
+    assert consumer.poll(0) == {}
+    assert told.calls[1][0] == "lost"
+    assert consumer.group_metadata().member_id != former
 
 
 def test_an_application_that_does_not_poll_gives_others_its_partitions(cluster: FakeCluster, make: Any) -> None:
