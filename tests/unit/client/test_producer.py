@@ -13,6 +13,7 @@ import pytest
 from unit.client.fake_broker import DROP, GARBAGE, SILENCE, FakeCluster, Partition, Seen
 
 from zmqueue import Producer, errors
+from zmqueue.client.buffer import BATCH_OVERHEAD
 from zmqueue.wire import frames, messages
 from zmqueue.wire.batch import decode
 from zmqueue.wire.frames import Operation
@@ -129,7 +130,7 @@ def test_partitions_without_leader_are_left_out(cluster: FakeCluster, make: Any)
 
 
 def test_records_that_trickle_stay_with_one_partition_for_a_batch_of_bytes(make: Any) -> None:
-    producer = make(batch_size=1_000, linger_ms=0)
+    producer = make(batch_size=1_000 + BATCH_OVERHEAD, linger_ms=0)
     partitions = [producer.send("many", bytes(186)).get(WAIT_S).partition for _ in range(15)]
     assert [partitions.count(first) for first in partitions[::5]] == [5, 5, 5]
     assert partitions == sorted(partitions, key=partitions.index)
@@ -590,3 +591,16 @@ def test_a_producer_that_is_dropped_ends_its_thread(cluster: FakeCluster) -> Non
     gc.collect()
     thread.join(WAIT_S)
     assert not thread.is_alive()
+
+
+def test_send_many_keeps_its_order_within_a_partition_where_some_have_no_key(cluster: FakeCluster, make: Any) -> None:
+    values = [b"%d" % n for n in range(6)]
+    found = make().send_many("t", values, keys=[b"k", None, b"k", None, None, b"k"]).get(WAIT_S)
+    assert cluster.values() == values
+    assert [metadata.offset for metadata in found] == list(range(6))
+
+
+def test_keyless_records_among_others_go_to_all_partitions_in_turn(make: Any) -> None:
+    producer = make()
+    found = [producer.send_many("many", [b"v", b"w"], keys=[None, b"k"]).get(WAIT_S)[0].partition for _ in range(8)]
+    assert sorted(found) == [0, 0, 1, 1, 2, 2, 3, 3]
