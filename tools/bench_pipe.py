@@ -283,11 +283,11 @@ def echo_main() -> None:
 
 
 class Child:
-    """A process of this module. It ends when its stdin does, and is killed if it does not."""
+    """A process of this module, or of another one. It ends when its stdin does, and is killed if it does not."""
 
-    def __init__(self, role: str, **arguments: Any) -> None:
+    def __init__(self, role: str, module: str = __file__, **arguments: Any) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__, role, json.dumps(arguments)],
+            [sys.executable, module, role, json.dumps(arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

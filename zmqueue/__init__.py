@@ -25,29 +25,60 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from zmqueue.client.admin import Admin
+    from zmqueue.client.aio_consumer import AsyncConsumer
+    from zmqueue.client.aio_producer import AsyncProducer
+    from zmqueue.client.avro import AvroDeserializer, AvroSerializer
+    from zmqueue.client.broker_client import BrokerClient
     from zmqueue.client.consumer import Consumer
+    from zmqueue.client.group import ConsumerRebalanceListener
     from zmqueue.client.producer import Producer
-    from zmqueue.model import ConsumerRecord, OffsetAndMetadata, OffsetAndTimestamp, RecordMetadata, TopicPartition
+    from zmqueue.client.serializers import Deserializer, Serializer
+    from zmqueue.model import (
+        ConsumerRecord,
+        OffsetAndMetadata,
+        OffsetAndTimestamp,
+        ProducerRecord,
+        RecordMetadata,
+        TopicPartition,
+    )
 
 _HOMES = {
     "Admin": "zmqueue.client.admin",
+    "AsyncConsumer": "zmqueue.client.aio_consumer",
+    "AsyncProducer": "zmqueue.client.aio_producer",
+    "AvroDeserializer": "zmqueue.client.avro",
+    "AvroSerializer": "zmqueue.client.avro",
+    "BrokerClient": "zmqueue.client.broker_client",
     "Consumer": "zmqueue.client.consumer",
+    "ConsumerRebalanceListener": "zmqueue.client.group",
     "ConsumerRecord": "zmqueue.model",
+    "Deserializer": "zmqueue.client.serializers",
     "OffsetAndMetadata": "zmqueue.model",
     "OffsetAndTimestamp": "zmqueue.model",
     "Producer": "zmqueue.client.producer",
+    "ProducerRecord": "zmqueue.model",
     "RecordMetadata": "zmqueue.model",
+    "Serializer": "zmqueue.client.serializers",
     "TopicPartition": "zmqueue.model",
 }
 
 __all__ = [
     "Admin",
+    "AsyncConsumer",
+    "AsyncProducer",
+    "AvroDeserializer",
+    "AvroSerializer",
+    "BrokerClient",
     "Consumer",
+    "ConsumerRebalanceListener",
     "ConsumerRecord",
+    "Deserializer",
     "OffsetAndMetadata",
     "OffsetAndTimestamp",
     "Producer",
+    "ProducerRecord",
     "RecordMetadata",
+    "Serializer",
     "TopicPartition",
 ]
 

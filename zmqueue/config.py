@@ -13,6 +13,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -35,6 +36,8 @@ Bytes = Annotated[int, Meta(ge=1, le=1 << 40)]
 Count = Annotated[int, Meta(ge=1, le=1 << 31)]
 Limit = Annotated[int, Meta(ge=-1, le=1 << 62)]  # -1: none
 DAY_MS = 86_400_000
+_ASSIGNOR_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_ASSIGNOR_TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 _S = TypeVar("_S", bound="Section")
 
@@ -170,6 +173,34 @@ class RaftConfig(Section, frozen=True):
         return _scaled(self, scale)
 
 
+class GroupsConfig(Section, frozen=True):
+    session_timeout_ms_min: Millis = 1_000
+    session_timeout_ms_max: Millis = 1_800_000
+    rebalance_timeout_ms_max: Millis = 3_600_000
+    groups_max: Count = 1_000
+    members_max: Count = 1_000
+    partitions_max: Annotated[int, Meta(ge=1, le=10_000)] = 10_000
+    metadata_bytes_max: Annotated[int, Meta(ge=0, le=4_096)] = 4_096
+    commits_waiting_max: Count = 1_000
+    write_bytes_max: Annotated[int, Meta(ge=16 * KiB, le=1 << 40)] = 768 * KiB
+    write_retry_ms: Millis = 250
+    offset_retention_ms: Limit = 7 * DAY_MS
+    cleanup_ms: Millis = 60_000
+    assignor: Annotated[str, Meta(min_length=1)] = "sticky"
+    assignors: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        self._require(
+            "session_timeout_ms_min",
+            self.session_timeout_ms_min <= self.session_timeout_ms_max,
+            f"must not exceed groups.session_timeout_ms_max={self.session_timeout_ms_max}",
+        )
+        for name, target in self.assignors.items():
+            well_formed = _ASSIGNOR_NAME.fullmatch(name) and _ASSIGNOR_TARGET.fullmatch(target)
+            self._require("assignors", bool(well_formed), 'must name each as {mine = "package.module:name"}')
+
+
 class TimingConfig(Section, frozen=True):
     scale: Annotated[float, Meta(ge=0.1, le=100.0)] = 1.0
 
@@ -181,6 +212,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     log: LogConfig = field(default_factory=LogConfig)
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
     raft: RaftConfig = field(default_factory=RaftConfig)
+    groups: GroupsConfig = field(default_factory=GroupsConfig)
     timing: TimingConfig = field(default_factory=TimingConfig)
 
 
@@ -330,6 +362,8 @@ def _check_together(config: Config, given: Mapping[str, _Given]) -> None:
         # A leader that is cut off must stop acknowledging before the others may replace it.
         ("replication.write_lease_ms", replication.write_lease_ms, "replication.session_ms", replication.session_ms),
         ("raft.append_ms", raft.append_ms, "raft.election_ms_min", raft.election_ms_min),
+        # What is written about groups goes into one batch, whose header and columns take room too.
+        ("groups.write_bytes_max", config.groups.write_bytes_max, "log.batch_bytes_max", log.batch_bytes_max),
     ):
         if low >= high:
             raise SettingError(key, f"{low} must be below {other}={high}")
@@ -359,8 +393,15 @@ def _checked(key: str, value: Any, kind: Any) -> Any:
 
 
 def _parsed(text: str, kind: Any) -> Any:
-    """An environment variable as the type of its setting; what does not parse is left for the check to refuse."""
+    """An environment variable as the type of its setting; what does not parse is left for the check to refuse.
+
+    A table is written as in `mine=package.module:name, other=…`.
+    """
     plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    if get_origin(plain) is dict:
+        pairs = (part.split("=", 1) for part in text.split(",") if part.strip())
+        found = [[side.strip() for side in pair] for pair in pairs]
+        return dict(found) if all(len(pair) == 2 for pair in found) else text
     if plain in (int, float):
         try:
             return plain(text)
@@ -372,6 +413,8 @@ def _parsed(text: str, kind: Any) -> Any:
 def _describe(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(map(str, get_args(kind)))
+    if get_origin(kind) is dict:
+        return "a table of texts"
     plain, limits = (get_args(kind)[0], get_args(kind)[1]) if get_origin(kind) is Annotated else (kind, None)
     name = {int: "a whole number", float: "a number", str: "a text"}[plain]
     if limits is None:

@@ -7,7 +7,7 @@ of who leads what is stale and should be refreshed first; `indeterminate` says t
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class ZmqueueError(Exception):
@@ -392,6 +392,12 @@ class LogTruncated(ZmqueueError):
 
     code = 1031
 
+    def __init__(
+        self, message: str = "", *, partition: tuple[str, int] | None = None, position: int = -1, truncated_to: int = -1
+    ) -> None:
+        super().__init__(message)
+        self.partition, self.position, self.truncated_to = partition, position, truncated_to
+
 
 # -- on the client's side only -----------------------------------------------------------------------------------
 
@@ -448,6 +454,38 @@ class CommitFailed(ZmqueueError):
     """The offsets were not committed: the group has given these partitions to another member."""
 
     code = 1108
+
+
+class WakeupError(ZmqueueError):
+    """A call that waited was ended by `wakeup`."""
+
+    code, retriable = 1109, True
+
+
+class SerializationError(ZmqueueError):
+    """A key or a value could not be made into bytes."""
+
+    code = 1120
+
+
+class DeserializationError(ZmqueueError):
+    """A key or a value could not be made from its bytes.
+
+    `record` holds the record with its bytes as they are. The consumer stays before it until the application seeks:
+    `consumer.seek(TopicPartition(error.topic, error.partition), error.offset + 1)`.
+    """
+
+    code = 1121
+    record: Any = None
+    topic: str = ""
+    partition: int = -1
+    offset: int = -1
+
+
+class UnknownSchema(ZmqueueError):
+    """The schema that a record was written with is not known, and not among those that were stored."""
+
+    code = 1122
 
 
 def error_name(cls: type[ZmqueueError]) -> str:

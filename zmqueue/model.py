@@ -51,6 +51,15 @@ class OffsetAndTimestamp(NamedTuple):
     leader_epoch: int = -1
 
 
+class GroupMetadata(NamedTuple):
+    """A consumer as its group knows it at a moment; member_id is empty while it is no member."""
+
+    group_id: str
+    generation_id: int
+    member_id: str
+    group_instance_id: str | None = None
+
+
 class RecordMetadata(msgspec.Struct, frozen=True, gc=False):
     """Where a record was written. `replicas` is how many replicas held it when it was acknowledged."""
 
@@ -60,6 +69,17 @@ class RecordMetadata(msgspec.Struct, frozen=True, gc=False):
     timestamp: int
     leader_epoch: int = -1
     replicas: int = 0
+
+
+class ProducerRecord(NamedTuple):
+    """One record as it was given to `send`."""
+
+    topic: str
+    value: Any = None
+    key: Any = None
+    headers: Any = None
+    partition: int | None = None
+    timestamp_ms: int | None = None
 
 
 class ConsumerRecord(msgspec.Struct, frozen=True, gc=False):
@@ -75,6 +95,7 @@ class ConsumerRecord(msgspec.Struct, frozen=True, gc=False):
     headers: list[tuple[str, bytes]]
 
 
+INTERNAL_PREFIX = "__"
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
 
 
@@ -82,7 +103,7 @@ def check_topic_name(name: str, *, internal: bool = False) -> str:
     """Kafka's rules for topic names; `__` is kept for internal topics."""
     if name in (".", "..") or not _TOPIC_NAME.match(name):
         raise InvalidTopic(f"topic name {name!r:.80} is not allowed: 1 to 249 of letters, digits, '.', '_' and '-'")
-    if name.startswith("__") and not internal:
+    if name.startswith(INTERNAL_PREFIX) and not internal:
         raise ReservedName(f"topic name {name!r} is reserved: names that begin with '__' belong to zmqueue")
     return name
 

@@ -206,6 +206,15 @@ class SimHandlers:
     def on_command(self, token: Any, outcome: c.Outcome) -> None:
         """Nobody waits."""
 
+    def on_leading(self, key: PartitionKey) -> None:
+        """No groups live here."""
+
+    def on_topics(self) -> None:
+        """No groups live here."""
+
+    def on_moved(self, key: PartitionKey) -> None:
+        self.fetches.on_moved(key, self._broker.clock())
+
     def _reply(self, token: Any, response: FetchResponse, frames: list[bytes]) -> None:
         token.hear(self._broker, response, frames)
 
@@ -282,8 +291,8 @@ class SimExecutor(Executor):
 
 def extend(mirror: Mirror, batches: Iterable[Batch]) -> None:
     for header, _ in batches:
-        for nth in range(header.last_offset_delta + 1):
-            mirror.append((header.leader_epoch, header.producer_id, header.base_sequence + nth, header.body_crc))
+        epoch, producer, first, crc = header.leader_epoch, header.producer_id, header.base_sequence, header.body_crc
+        mirror += [(epoch, producer, first + nth, crc) for nth in range(header.last_offset_delta + 1)]
 
 
 class SimBroker:
@@ -311,6 +320,7 @@ class SimBroker:
         self.touched: dict[PartitionKey, None] = {}
         self.backlog: deque[tuple[int | None, Callable[..., None], tuple[Any, ...]]] = deque()
         self.skew_ms = 0
+        self.now = 0  # by its own clock, at the present turn
 
     def __repr__(self) -> str:
         return f"broker {self.id}"
@@ -323,9 +333,11 @@ class SimBroker:
         assert not self.alive
         self.life += 1
         self.skew_ms = int(world.random() * 1e6)
+        self.now = world.now + self.skew_ms
         self.mirrors, self.touched = {}, {}
         self.leaving = False
         self.backlog.clear()
+        self._part()
         session._boot_id = lambda: f"{self.id}/{self.boot}"
         session.secrets = world  # type: ignore[assignment]
         try:
@@ -374,6 +386,17 @@ class SimBroker:
         self.folder.confirm(incarnation)
         self.logs.damage_registered()
 
+    def _part(self) -> None:
+        """What is left of a process: its parts know each other, so that only the collector would find them."""
+        for name in ("executor", "maintenance", "handlers", "logs", "flusher"):
+            part = getattr(self, name, None)
+            if part is not None:
+                vars(part).clear()
+
+    def end(self) -> None:
+        self._part()
+        vars(self).clear()
+
     def stop_cleanly(self) -> None:
         for log in self.logs._open.values():
             log.close()
@@ -382,7 +405,7 @@ class SimBroker:
     # -- turns
 
     def clock(self) -> int:
-        return self.world.now + self.skew_ms
+        return self.now
 
     def later(self, delay_ms: int, handle: Callable[..., None], *args: Any) -> None:
         """An event of this process: it dies with it."""
@@ -394,16 +417,16 @@ class SimBroker:
         if self.paused:
             self.backlog.append((life, handle, args))
             return
+        now = self.now = self.world.now + self.skew_ms
         try:
             handle(*args)
-            executor = self.executor
+            node, executor = self.node, self.executor
             if self.flusher.completed:
                 for done in self.flusher.completed:
                     if done.key in self.mirrors:
                         self.touched[done.key] = None
                 executor.on_flushed()
             # Most turns have nothing due, and nothing to hand over: the calls would do nothing.
-            node, now = self.node, self.world.now + self.skew_ms
             if node.is_due(now):
                 if self.world.now >= self.raft_due_ms:
                     self._look_at_raft()
@@ -427,7 +450,7 @@ class SimBroker:
         self._look_at_raft()
         if self.state.index < len(world.raft.entries):
             world.raft.wake(self)
-        now = self.clock()
+        now = self.now
         self.handlers.fetches.on_tick(now)
         if world.forgets:
             self._maintain(now)
@@ -449,55 +472,55 @@ class SimBroker:
         """Now and then, and after a pause before anything that is due by time: what was believed may be long over."""
         self.raft_due_ms = self.world.now + RAFT_LOOK_MS
         leader, leads, term = self.world.raft.view(self)
-        self.executor.run(self.node.on_raft(leader, leads, term, self.clock()))
+        self.node.on_raft(leader, leads, term, self.now)
 
     def propose(self, data: bytes) -> None:
         self.world.raft.propose(self, data)
 
     def on_unsure(self, data: bytes) -> None:
-        self.node.on_unsure(data, self.clock())
+        self.node.on_unsure(data, self.now)
 
     def on_news(self, news: list[Applied | None]) -> None:
-        now = self.clock()
+        now = self.now
         for applied in news:
             self.executor.run(self.node.on_restored(now) if applied is None else self.node.on_applied(applied, now))
 
     # -- messages: called with the broker that receives
 
     def on_heartbeat(self, token: tuple[int, int], heartbeat: Heartbeat) -> None:
-        reply = self.node.on_heartbeat(heartbeat, self.clock())
+        reply = self.node.on_heartbeat(heartbeat, self.now)
         self.world.network.reply(self, token, SimBroker.on_heartbeat_reply, reply)
 
     def on_heartbeat_reply(self, reply: HeartbeatReply) -> None:
         self.node.on_heartbeat_reply(reply)
 
     def on_acks(self, acks: Acks) -> None:
-        self.executor.run(self.node.on_acks(acks, self.clock()))
+        self.executor.run(self.node.on_acks(acks, self.now))
 
     def on_follower_fetch(self, token: tuple[int, int], fetch: ReplicaFetchRequest) -> None:
-        self.executor.run(self.node.on_follower_fetch(token, fetch, self.clock()))
+        self.executor.run(self.node.on_follower_fetch(token, fetch, self.now))
 
     def on_fetched(self, response: ReplicaFetchResponse, data: bytes) -> None:
-        self.executor.run(self.node.on_fetched(response, list(split(data)), self.clock()))
+        self.executor.run(self.node.on_fetched(response, list(split(data)), self.now))
 
     def on_push(self, key: PartitionKey, push: Push, batches: list[Batch]) -> None:
         if key in self.peers.follows:
-            self.executor.run(self.node.on_push(key, push, batches, self.clock()))
+            self.executor.run(self.node.on_push(key, push, batches, self.now))
 
     def on_beacon(self, beacon: Beacon) -> None:
-        self.executor.run(self.node.on_beacon(beacon, self.clock()))
+        self.executor.run(self.node.on_beacon(beacon, self.now))
 
     def on_link(self, broker: int, up: bool) -> None:
-        self.node.on_link(broker, up)
+        self.node.on_link(broker, up, self.now)
 
     # -- clients
 
     def on_produce(self, key: PartitionKey, token: Any, batch: Batch, acks: int, timeout_ms: int) -> None:
-        now = self.clock()
+        now = self.now
         self.executor.run(self.node.on_produce(key, token, batch, acks, now + timeout_ms, now))
 
     def on_fetch(self, token: Any, request: FetchRequest) -> None:
-        self.handlers.fetches.on_fetch(token, request, self.clock())
+        self.handlers.fetches.on_fetch(token, request, self.now)
 
     def on_delete_records(self, key: PartitionKey, where: int) -> None:
         """Up to some offset below the high watermark, if this broker leads."""
@@ -506,11 +529,11 @@ class SimBroker:
             return
         offset = where % (replica.log.high_watermark + 1)
         try:
-            effects = self.node.on_delete_records(key, offset, self.clock())
+            effects = self.node.on_delete_records(key, offset, self.now)
         except ZmqueueError as error:
             self.world.note(self, "deletes nothing", error)
             return
         self.executor.run(effects)
 
     def on_command(self, command: c.AnyCommand) -> None:
-        self.executor.run(self.node.submit(command, None, self.clock() + 2_000))
+        self.executor.run(self.node.submit(command, None, self.now + 2_000))

@@ -7,7 +7,6 @@ connection stay in order, as TCP keeps them; answers may be lost.
 
 from __future__ import annotations
 
-from copy import copy
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -74,7 +73,7 @@ class Sent:
 
     def fresh(self) -> Batch:
         """The header is written to by the leader that appends it."""
-        return Batch(copy(self.batch.header), self.batch.body)
+        return Batch(self.batch.header.__copy__(), self.batch.body)
 
     def __repr__(self) -> str:
         return f"batch {self.first}..{self.last_sequence}"

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from random import Random
+from typing import Any
 
 from zmqueue.errors import StorageFailed, StorageFull
 from zmqueue.log.files import Buffer, OpenFile
@@ -198,12 +199,14 @@ class Disk:
     # -- Files
 
     def _find(self, path: str) -> Inode | Folder | None:
-        node: Inode | Folder | None = self._root
-        for name in _names(path):
-            if type(node) is not Folder:
-                return None
-            node = node.entries.get(name)
-        return node
+        node: Any = self._root
+        try:
+            for name in _names(path):
+                node = node.entries[name]
+        except (KeyError, AttributeError):  # no such entry, or one in a file
+            return None
+        found: Inode | Folder = node
+        return found
 
     def _folder(self, path: str) -> tuple[Folder, str]:
         parent, _, name = path.rpartition("/")

@@ -103,6 +103,7 @@ class SimRaft:
             return
         self.entries.append(data)
         applied = self.truth.apply(data)
+        world.checker.on_state(self.truth, "the truth")
         world.on_committed(applied)
         if not honest:
             world.at(1, broker, life, broker.on_unsure, (data,))
@@ -127,12 +128,13 @@ class SimRaft:
             return
         news: list[Applied | None] = []
         if end - state.index > 4 and world.random() < 0.1:
-            state.load(self.truth.encode())
+            self._become(broker, self.truth.encode())
             news.append(None)
         elif end - state.index > 1 and world.random() < 0.2:
             end = state.index + 1
         while state.index < end:
             news.append(state.apply(self.entries[state.index]))
+            world.checker.on_state(state, broker)
         broker.on_news(news)
         if state.index < len(self.entries):
             self.wake(broker)
@@ -140,7 +142,7 @@ class SimRaft:
     def install(self, broker: SimBroker) -> None:
         """A snapshot instead of what it lacks."""
         if broker.state.index < len(self.entries):
-            broker.state.load(self.truth.encode())
+            self._become(broker, self.truth.encode())
             broker.on_news([None])
 
     def restore(self, broker: SimBroker) -> None:
@@ -148,4 +150,8 @@ class SimRaft:
         if len(self.entries) - self._snapshot[0] > 8:
             self._snapshot = len(self.entries), self.truth.encode()
         if self._snapshot[0]:
-            broker.state.load(self._snapshot[1])
+            self._become(broker, self._snapshot[1])
+
+    def _become(self, broker: SimBroker, snapshot: bytes) -> None:
+        broker.state.load(snapshot)
+        self._world.checker.on_state(broker.state, broker)

@@ -34,22 +34,25 @@ from tests.sim.faults import Faults
 from tests.sim.network import Network
 from tests.sim.raft import SimRaft
 from zmqueue.config import Config, LogConfig, RaftConfig, ReplicationConfig
+from zmqueue.core import cluster, metadata, proposer
 from zmqueue.core import commands as c
-from zmqueue.core import metadata, proposer
 from zmqueue.core.cluster import Applied
 from zmqueue.log import session
 from zmqueue.log.flusher import Flushed
 from zmqueue.model import PartitionKey
 from zmqueue.wire.batch import Batch
 
+# A broker, if the event is one, and the life of it to which the event belongs, if it belongs to one; what to call.
+Event = tuple["SimBroker | None", int | None, Callable[..., None], tuple[Any, ...]]
+
 START_MS_MAX = 20_000
 HEAL_MS_MAX = 30_000
 LOOK_MS = 50  # between two looks whether the cluster is whole
 
-# Commands travel as bytes, but not in CBOR: that takes ten times as long, and has tests of its own.
+# Commands and snapshots travel as bytes, but not in CBOR: that takes ten times as long, and has tests of its own.
 _envelopes = msgspec.msgpack.Decoder(c.Envelope)
 _decoded: dict[bytes, c.Envelope] = {}
-_decode, _encode = c.decode, proposer.encode
+_decode, _encode, _cbor = c.decode, proposer.encode, cluster.cbor
 _place = metadata.place
 _boot_id = session._boot_id
 _secrets = session.secrets
@@ -63,6 +66,12 @@ def _decode_once(data: bytes) -> c.Envelope:
             _decoded.clear()
         found = _decoded[data] = _envelopes.decode(data)
     return found
+
+
+class Snapshots:
+    """In place of the module `cbor`."""
+
+    dumps, loads = staticmethod(msgspec.msgpack.encode), staticmethod(msgspec.msgpack.decode)
 
 
 # Every node scales the same settings by the same number, and each time they are checked anew.
@@ -136,8 +145,8 @@ class World:
         self.trace: list[str] = []
         self.events = 0
         self.digest = 0
-        self._heap: list[tuple[int, int, SimBroker | None, int | None, Callable[..., None], tuple[Any, ...]]] = []
-        self._number = 0
+        self._times: list[int] = []  # a heap of the moments at which something happens
+        self._events: dict[int, list[Event]] = {}  # what, in the order in which it was planned
         self.network = Network(self, 0.0, 0.0, 0.0)
         self.raft = SimRaft(self)
         self.raft.calm = True
@@ -160,21 +169,28 @@ class World:
         args: tuple[Any, ...],
     ) -> None:
         """An event; at a broker, if one is given, and only in that life of it, if one is given."""
-        self._number += 1
-        heappush(self._heap, (self.now + delay_ms, self._number, broker, life, handle, args))
+        due_ms = self.now + delay_ms
+        events = self._events.get(due_ms)
+        if events is None:
+            self._events[due_ms] = [(broker, life, handle, args)]
+            heappush(self._times, due_ms)
+        else:
+            events.append((broker, life, handle, args))
 
     def _run_until(self, until_ms: int) -> None:
-        heap = self._heap
-        while heap and heap[0][0] <= until_ms:
-            due_ms, _, broker, life, handle, args = heappop(heap)
-            self.now = due_ms
-            self.events += 1
-            if self.tracing:
-                self._tell(broker, handle, args)
-            if broker is None:
-                handle(*args)
-            else:
-                broker.turn(life, handle, args)
+        times = self._times
+        while times and times[0] <= until_ms:
+            now = self.now = times[0]
+            for broker, life, handle, args in self._events[now]:  # which grows meanwhile
+                self.events += 1
+                if self.tracing:
+                    self._tell(broker, handle, args)
+                if broker is None:
+                    handle(*args)
+                else:
+                    broker.turn(life, handle, args)
+            del self._events[now]
+            heappop(times)
         self.now = until_ms
 
     def token_bytes(self, count: int) -> bytes:
@@ -333,6 +349,13 @@ class World:
             self.trace,
         )
 
+    def end(self) -> None:
+        """Part what refers to each other, so that little is left for the collector."""
+        self._events.clear()
+        for broker in self.brokers:
+            broker.end()
+        vars(self).clear()
+
 
 def _short(value: object) -> str:
     if isinstance(value, c.Envelope):
@@ -360,16 +383,18 @@ def _short(value: object) -> str:
 
 def run(plan: plans.Plan, tracing: bool = False) -> Result:
     """Run one schedule."""
-    c.decode, proposer.encode = _decode_once, msgspec.msgpack.encode
+    c.decode, proposer.encode, cluster.cbor = _decode_once, msgspec.msgpack.encode, Snapshots
     ReplicationConfig.scaled = lambda config, scale: _scale_once(config, scale)  # type: ignore[method-assign]
     metadata.place = _place_once  # type: ignore[assignment]
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
+    world = World(plan, tracing)
     try:
-        return World(plan, tracing).run()
+        return world.run()
     finally:
+        world.end()
         logging.disable(level)
-        c.decode, proposer.encode = _decode, _encode
+        c.decode, proposer.encode, cluster.cbor = _decode, _encode, _cbor
         session._boot_id = _boot_id
         session.secrets = _secrets
         metadata.place = _place

@@ -64,6 +64,13 @@ def test_environment_values_take_the_type_of_their_setting(tmp_path):
     assert (loaded.timing.scale, loaded.log.fsync, loaded.cluster.brokers) == (2.5, "os", 3)
 
 
+def test_an_environment_variable_holds_a_table_as_pairs(tmp_path):
+    env = {"ZMQUEUE_GROUPS__ASSIGNORS": "mine=package.module:name, other = my:Other"}
+    assert load(env=env, tmp=tmp_path).config.groups.assignors == {"mine": "package.module:name", "other": "my:Other"}
+    with pytest.raises(ConfigError, match=r"^ZMQUEUE_GROUPS__ASSIGNORS: 'mine' is not a table of texts"):
+        load(env={"ZMQUEUE_GROUPS__ASSIGNORS": "mine"}, tmp=tmp_path)
+
+
 def test_variables_of_another_form_are_not_settings(tmp_path):
     env = {"ZMQUEUE_BOOTSTRAP": "127.0.0.1:1", "ZMQUEUE_PYTHON": "x", "XZMQUEUE_LOG__FSYNK": "1", "PATH": "/"}
     assert load(env=env, tmp=tmp_path).config == config.Config()
@@ -102,6 +109,13 @@ def test_the_data_dir_variable_sets_the_data_dir(tmp_path):
         ("[topics]\nreplication_factor = 6", "topics.replication_factor: 6 is more than cluster.brokers=5"),
         ("[log]\nsegment_bytes_max = 1000", "log.segment_bytes_max: log.batch_bytes_max: 1048576 must not exceed"),
         ("[log]\nbatch_bytes_max = 9000000", "log.batch_bytes_max: 9000000 must not exceed broker.request_bytes_max"),
+        ("[log]\nbatch_bytes_max = 700000", "log.batch_bytes_max: groups.write_bytes_max: 786432 must be below"),
+        ("[groups]\nassignors = 'mine'", "groups.assignors: 'mine' is not a table of texts"),
+        (
+            "[groups.assignors]\nmine = 'package.module'",
+            "groups.assignors: {'mine': 'package.module'} must name each as",
+        ),
+        ("[groups]\nsession_timeout_ms_min = 2000000", "groups.session_timeout_ms_min: 2000000 must not exceed"),
         ("[cluster]\nhost = 'localhost'", "cluster.host: 'localhost' is not an IPv4 address, such as 127.0.0.1"),
         ("[cluster]\nhost = '0.0.0.0'", "cluster.host: 0.0.0.0 can be reached from outside"),
     ],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zmqueue.cli.cluster import EXIT_NOT_FOUND, EXIT_UNHEALTHY, cluster_of
+from zmqueue.cli.names import complete_brokers
 from zmqueue.cli.options import Choices, Failed, data_dir_option, output_option
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def list_brokers(choices: Choices) -> None:
 
 
 @broker.command()
-@click.argument("broker_id", type=int, metavar="N")
+@click.argument("broker_id", type=int, metavar="N", shell_complete=complete_brokers)
 @data_dir_option
 @output_option
 @click.pass_obj
@@ -83,7 +84,7 @@ def stop(choices: Choices, broker_id: int) -> None:
 
 
 @broker.command()
-@click.argument("broker_id", type=int, metavar="N")
+@click.argument("broker_id", type=int, metavar="N", shell_complete=complete_brokers)
 @data_dir_option
 @output_option
 @click.pass_obj
@@ -97,7 +98,7 @@ def kill(choices: Choices, broker_id: int) -> None:
 
 
 @broker.command()
-@click.argument("broker_id", type=int, metavar="N")
+@click.argument("broker_id", type=int, metavar="N", shell_complete=complete_brokers)
 @data_dir_option
 @output_option
 @click.pass_obj
@@ -111,7 +112,7 @@ def start(choices: Choices, broker_id: int) -> None:
 
 
 @broker.command()
-@click.argument("broker_id", type=int, metavar="N")
+@click.argument("broker_id", type=int, metavar="N", shell_complete=complete_brokers)
 @data_dir_option
 @output_option
 @click.pass_obj
@@ -126,7 +127,7 @@ def restart(choices: Choices, broker_id: int) -> None:
 
 
 @broker.command()
-@click.argument("broker_id", type=int, metavar="N")
+@click.argument("broker_id", type=int, metavar="N", shell_complete=complete_brokers)
 @data_dir_option
 @output_option
 @click.pass_obj

@@ -31,7 +31,7 @@ help                            this
 quit                            stop the brokers and leave"""
 
 # A console serves its own cluster: what would start another or block it for good is not for it.
-ALLOWED = {"status", "health", "broker", "restart", "topic", "version"}
+ALLOWED = {"status", "health", "broker", "restart", "topic", "group", "version"}
 
 
 class Console:

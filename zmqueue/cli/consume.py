@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 import click
 
 from zmqueue.cli.cluster import EXIT_NOT_FOUND
+from zmqueue.cli.names import complete_groups, complete_topics, nearest
 from zmqueue.cli.options import Choices, Failed, bootstrap_option
 from zmqueue.cli.records import as_line, record_fields
 
@@ -97,7 +98,7 @@ def as_json(record: ConsumerRecord) -> bytes:
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete_topics)
 @click.option(
     "-o",
     "--offset",
@@ -113,6 +114,13 @@ def as_json(record: ConsumerRecord) -> bytes:
     type=click.IntRange(min=0),
     multiple=True,
     help="Only this partition; repeatable.  [default: all]",
+)
+@click.option(
+    "-g",
+    "--group",
+    metavar="GROUP",
+    shell_complete=complete_groups,
+    help="Join this group: go on where it stands, share the partitions with its members, commit what was printed.",
 )
 @click.option("-n", "--count", type=click.IntRange(min=1), help="Stop after so many records.")
 @click.option("-e", "--exit-at-end", is_flag=True, help="Stop at what was the end when the command started.")
@@ -141,6 +149,7 @@ def consume(
     topic: str,
     where: str | None,
     partitions: tuple[int, ...],
+    group: str | None,
     count: int | None,
     exit_at_end: bool,
     value: str | None,
@@ -151,15 +160,32 @@ def consume(
 
     With -f json, one object a line: topic, partition, offset, timestamp, key, value, headers; text where it is UTF-8,
     else {"base64": …}.
+
+    With -g each record is printed at least once by some member of the group: what was printed is committed right after,
+    and at the end (-n, -e, Ctrl-C), so a crash can print the last few records again. -o start|end says where to begin
+    where nothing is committed yet; to move a group, see `zmqueue group seek`. -e then means the partitions that this
+    member was given.
     """
-    from zmqueue.model import check_topic_name
+    from zmqueue.model import check_group_name, check_topic_name
 
     check_topic_name(topic, internal=True)
     if value is not None and reverse:
         raise click.UsageError("--where and --reverse do not go together")
     begin = parse_where(where or ("end" if value is None else "start"))
     write = as_json if format_ == "json" else compile_format(format_)
+    if group is not None:
+        check_group_name(group)
+        if partitions or value is not None or reverse:
+            raise click.UsageError("-g reads what the group gives: -p, --where and --reverse do not go with it")
+        if begin.kind not in ("start", "end"):
+            raise click.UsageError(f"-g goes on where the group stands: move it by zmqueue group seek {group} --to …")
     bootstrap = choices.reachable_bootstrap()
+    if group is not None:
+        from zmqueue.cli.member import consume_as_member
+
+        reset = "earliest" if begin.kind == "start" else "latest"
+        consume_as_member(bootstrap, topic, group, reset, count, exit_at_end, write)
+        return
 
     from zmqueue import Consumer
 
@@ -183,7 +209,7 @@ def chosen_partitions(consumer: Any, topic: str, partitions: tuple[int, ...]) ->
 
     known = consumer.partitions_for_topic(topic)
     if not known:
-        raise Failed(EXIT_NOT_FOUND, f"no topic {topic!r}")
+        raise Failed(EXIT_NOT_FOUND, f"no topic {topic!r}{nearest(topic, consumer.topics())}")
     missing = sorted(set(partitions) - set(known))
     if missing:
         text = f"topic {topic!r} has no partition {missing[0]}: there are 0 to {max(known)}"

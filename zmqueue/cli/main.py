@@ -17,11 +17,13 @@ from typing import Any, NoReturn
 
 import click
 
+from zmqueue.cli.names import nearest
 from zmqueue.cli.options import Choices, Failed, bootstrap_option, data_dir_option, output_option
 from zmqueue.errors import (
     ConfigError,
     DeliveryTimeout,
     FutureFormat,
+    GroupNotFound,
     RequestTimedOut,
     UnknownTopicId,
     UnknownTopicOrPartition,
@@ -40,12 +42,15 @@ COMMANDS = {
     "consume": "zmqueue.cli.consume:consume",
     "export": "zmqueue.cli.transfer:export",
     "import": "zmqueue.cli.transfer:import_",
+    "group": "zmqueue.cli.group:group",
     "log": "zmqueue.cli.log:log",
     "config": "zmqueue.cli.settings:config",
+    "completion": "zmqueue.cli.completion:completion",
     "version": "zmqueue.cli.main:version",
 }
 
 EXIT_CODES: dict[type[ZmqueueError], int] = {
+    GroupNotFound: 3,
     UnknownTopicOrPartition: 3,
     UnknownTopicId: 3,
     RequestTimedOut: 4,
@@ -69,7 +74,18 @@ class Root(click.Group):
         command: click.Command = getattr(importlib.import_module(module), name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"no command {args[0]!r}{nearest(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
     def main(self, args: Sequence[str] | None = None, *_: Any, **extra: Any) -> NoReturn:
+        if instruction := os.environ.get("_ZMQUEUE_COMPLETE"):
+            from zmqueue.cli.completion import answer
+
+            sys.exit(answer(self, instruction))
         # click's own main answers a closed pipe with 1 and prints several lines for a usage error.
         sys.exit(run(self, list(sys.argv[1:] if args is None else args), extra.get("obj")))
 

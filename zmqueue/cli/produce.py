@@ -15,11 +15,11 @@ from typing import IO, Any, NamedTuple
 
 import click
 
+from zmqueue.cli.names import complete_topics, partitions_for
 from zmqueue.cli.options import Choices, Failed, bootstrap_option, output_option
 
 IN_FLIGHT_MAX = 10_000
 INTERRUPTED_S_MAX = 2.0
-TOPIC_WAIT_S = 3.0
 LINE_BYTES_MAX = 64 * 1024 * 1024
 
 
@@ -29,7 +29,7 @@ class Record(NamedTuple):
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete_topics)
 @click.argument("values", nargs=-1, metavar="[VALUE]...")
 @click.option("-k", "--key", help="The key of every record.")
 @click.option(
@@ -96,8 +96,7 @@ def produce(
         # Lines of stdin may come by the million: a short wait lets them share batches.
         linger_ms=0 if values else 5,
     ) as producer:
-        # A mistyped name is told at once; a topic just made by another command has this long to be known everywhere.
-        producer.partitions_for(topic, timeout=TOPIC_WAIT_S)
+        partitions_for(producer, choices, topic)
         printer = Printer(choices, topic)
         try:
             for record in records:

@@ -1,4 +1,4 @@
-"""`topic create|ls|describe|alter|delete-records|rm|recover`."""
+"""`topic create|ls|describe|alter|add-partitions|delete-records|rm|recover`."""
 
 from __future__ import annotations
 
@@ -8,21 +8,14 @@ from typing import Any
 import click
 
 from zmqueue.cli.cluster import EXIT_UNHEALTHY
+from zmqueue.cli.names import administering, complete_topics
 from zmqueue.cli.options import Choices, Failed, bootstrap_option, output_option
 
 
 @click.group()
 @bootstrap_option
 def topic() -> None:
-    """Create, list, describe, alter, empty, remove and recover topics."""
-
-
-def _admin(choices: Choices) -> Any:
-    bootstrap = choices.reachable_bootstrap()  # before the import, so that nobody waits for nothing
-
-    from zmqueue import Admin
-
-    return Admin(bootstrap_servers=bootstrap)
+    """Create, list, describe, alter, extend, empty, remove and recover topics."""
 
 
 def parse_settings(pairs: tuple[str, ...]) -> dict[str, str]:
@@ -52,7 +45,7 @@ def create(choices: Choices, name: str, partitions: int | None, replicas: int | 
 
     check_topic_name(name)
     settings = parse_settings(pairs)
-    with _admin(choices) as admin:
+    with administering(choices, topic=name) as admin:
         admin.create_topic(name, num_partitions=partitions, replication_factor=replicas, config=settings)
         made = admin.describe_topic(name) if choices.json else None
     result(choices, None if made is None else topic_json(made), f"created topic {name}")
@@ -66,7 +59,7 @@ def list_topics(choices: Choices) -> None:
     """List the topics, one name a line."""
     from zmqueue.cli.output import print_json
 
-    with _admin(choices) as admin:
+    with administering(choices) as admin:
         names = sorted(admin.list_topics())
     choices.printed = True
     if choices.json:
@@ -77,7 +70,7 @@ def list_topics(choices: Choices) -> None:
 
 
 @topic.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_topics)
 @bootstrap_option
 @output_option
 @click.pass_obj
@@ -89,7 +82,7 @@ def describe(choices: Choices, name: str) -> None:
     """
     from zmqueue.cli.output import print_json, print_table
 
-    with _admin(choices) as admin:
+    with administering(choices, topic=name) as admin:
         found = topic_json(admin.describe_topic(name))
     choices.printed = True
     if choices.json:
@@ -140,7 +133,7 @@ def _partition_row(partition: dict[str, Any]) -> tuple[str, ...]:
 
 
 @topic.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_topics)
 @click.option("-c", "--config", "pairs", multiple=True, metavar="KEY=VALUE", help="Set this; repeatable.")
 @click.option("--unset", multiple=True, metavar="KEY", help="Back to the default; repeatable.")
 @bootstrap_option
@@ -157,14 +150,36 @@ def alter(choices: Choices, name: str, pairs: tuple[str, ...], unset: tuple[str,
         changes[key] = None
     if not changes:
         raise click.UsageError("nothing to change: give -c KEY=VALUE or --unset KEY")
-    with _admin(choices) as admin:
+    with administering(choices, topic=name) as admin:
         config = admin.alter_topic_config(name, changes)
     given = ", ".join(f"{key}={value}" for key, value in sorted(config.items())) or "all settings at their defaults"
     result(choices, {"name": name, "action": "alter", "config": dict(config)}, f"{name}: {given}")
 
 
+@topic.command("add-partitions")
+@click.argument("name", shell_complete=complete_topics)
+@click.argument("total", type=click.IntRange(min=1), metavar="N")
+@bootstrap_option
+@output_option
+@click.pass_obj
+def add_partitions(choices: Choices, name: str, total: int) -> None:
+    """Let topic NAME have N partitions; there is no way back.
+
+    Records stay where they are, but most keys belong to another partition from then on: whoever needs the records of a
+    key in order must have read what was written before.
+    """
+    from zmqueue.cli.output import result, say
+
+    with administering(choices, topic=name) as admin:
+        before = len(admin.describe_topic(name).partitions)
+        made = admin.create_partitions(name, total)
+    say(f"keys map to other partitions from now on: a key's older records may lie in one of the first {before}")
+    found = {"name": name, "action": "add-partitions", "before": before, "partitions": len(made.partitions)}
+    result(choices, found, f"{name} has {len(made.partitions)} partitions")
+
+
 @topic.command("delete-records")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_topics)
 @click.option("-p", "--partition", type=click.IntRange(min=0), required=True)
 @click.option(
     "--before",
@@ -185,14 +200,14 @@ def delete_records(choices: Choices, name: str, partition: int, before: int, yes
     if not yes:
         what = "all records" if before == -1 else f"the records before offset {before}"
         raise click.UsageError(f"this deletes {what} of {name}-{partition}: confirm with --yes")
-    with _admin(choices) as admin:
+    with administering(choices, topic=name) as admin:
         (log_start,) = admin.delete_records({TopicPartition(name, partition): before}).values()
     found = {"name": name, "action": "delete-records", "partition": partition, "log_start": log_start}
     result(choices, found, f"{name}-{partition} begins at offset {log_start}")
 
 
 @topic.command("rm")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_topics)
 @click.option("--yes", is_flag=True, help="Required: the records are gone for good.")
 @bootstrap_option
 @output_option
@@ -203,13 +218,13 @@ def remove(choices: Choices, name: str, yes: bool) -> None:
 
     if not yes:
         raise click.UsageError(f"this deletes topic {name!r} and all its records: confirm with --yes")
-    with _admin(choices) as admin:
+    with administering(choices, topic=name) as admin:
         admin.delete_topic(name)
     result(choices, {"name": name, "action": "rm"}, f"deleted topic {name}")
 
 
 @topic.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_topics)
 @click.option("--accept-data-loss", is_flag=True, help="Required: what the chosen copies lack is gone for good.")
 @bootstrap_option
 @output_option
@@ -222,7 +237,7 @@ def recover(choices: Choices, name: str, accept_data_loss: bool) -> None:
     """
     from zmqueue.cli.output import print_json, print_table, result
 
-    with _admin(choices) as admin:
+    with administering(choices, topic=name) as admin:
         plan = recovery_plan(admin.describe_topic(name).partitions, admin.describe_replicas(name))
         if accept_data_loss:
             for row in plan:

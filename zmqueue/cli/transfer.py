@@ -19,8 +19,9 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 import click
 
 from zmqueue.cli.consume import Where, chosen_partitions, copy, parse_where, seek
+from zmqueue.cli.names import complete_topics, partitions_for
 from zmqueue.cli.options import Choices, Failed, bootstrap_option
-from zmqueue.cli.produce import IN_FLIGHT_MAX, LINE_BYTES_MAX, TOPIC_WAIT_S
+from zmqueue.cli.produce import IN_FLIGHT_MAX, LINE_BYTES_MAX
 from zmqueue.cli.progress import Progress
 from zmqueue.cli.records import Line, as_line, parse_line, record_fields
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete_topics)
 @click.option(
     "-p",
     "--partition",
@@ -144,7 +145,7 @@ class Counted(NamedTuple):
 
 
 @click.command("import")
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete_topics)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True), default="-")
 @click.option("--keep-partitions", is_flag=True, help="Into the partition that each line names, not by key.")
 @click.option("--skip-bad", is_flag=True, help="Pass over lines that are no records; how many is told at the end.")
@@ -175,7 +176,7 @@ def import_(choices: Choices, topic: str, file: str, keep_partitions: bool, skip
         open_lines(file) as stream,
         Producer(bootstrap_servers=bootstrap, acks="all", compression_type=codec, linger_ms=5) as producer,
     ):
-        known = producer.partitions_for(topic, timeout=TOPIC_WAIT_S)
+        known = partitions_for(producer, choices, topic)
         with Progress() as progress:
             counted = Importer(producer, topic, known if keep_partitions else None, progress).run(stream, skip_bad)
         bad = f", {counted.bad} bad lines skipped" if skip_bad else ""

@@ -7,6 +7,7 @@
     └ ordering  what is sent again     ├ handout     what the application gets
                 (pure)                 ├ slots       one partition being read
                                        └ records     batches, opened
+                aio_producer, aio_consumer   for an event loop, on aio_gate and aio_worker
                 routing    which broker to ask  ─ metadata (pure)
                 network    one IO thread per client object: requests, connections, timers
 

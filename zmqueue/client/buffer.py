@@ -9,6 +9,9 @@ Invariants
 - A record's place is decided under the lock: two sends of one thread to one partition are written in their order.
 - `used` is the memory of all records that are not settled; it falls when a batch is settled, not when it is sent.
 - A lane is in `busy` exactly while it has batches here or unsettled ones in its order.
+
+An event loop must not be blocked, so `blocks` is off for its producer: that asks for room before it appends
+(`await_room`), and what it appends then may exceed `memory_max` once.
 """
 
 from __future__ import annotations
@@ -31,8 +34,12 @@ BYTES_OVERHEAD = 5
 RECORD_OVERHEAD = BYTES_OVERHEAD + 9
 HEADER_OVERHEAD = 11
 BATCH_OVERHEAD = HEADER_BYTES + 1 + 5 * 5
-# What Python adds to a record in memory: a bytes object and its places in lists.
+# What Python adds in memory: to a record, a bytes object and its places in lists; to its key, another; to its headers a
+# list, and to each of them a pair, its bytes and places.
 MEMORY_OVERHEAD = 50
+KEY_MEMORY = 42
+HEADERS_MEMORY = 72
+HEADER_MEMORY = 140
 
 Headers = list[Any]
 
@@ -95,6 +102,7 @@ class Buffer:
         delivery_timeout_s: float,
         on_work: Callable[[], None],
         check: Callable[[], None],
+        on_settled: Callable[[Batch, ZmqueueError | None], None],
     ) -> None:
         self.batch_size = batch_size
         self.linger_s = linger_s
@@ -105,13 +113,16 @@ class Buffer:
         self.busy: dict[Lane, None] = {}
         self.pending: set[Delivery] = set()
         self.error: ZmqueueError | None = None  # set: nothing more is accepted
+        self.blocks = True
         self._max_block_s = max_block_s
         self._delivery_timeout_s = delivery_timeout_s
         self._on_work = on_work
         self._check = check
+        self._on_settled = on_settled
         self._signalled = False
         self._starved = 0
         self._flushing = 0
+        self._on_room: list[Callable[[], None]] = []
 
     # -- callers' threads, with the lock held ----------------------------------------------------------------------
 
@@ -125,8 +136,13 @@ class Buffer:
         size: int,
     ) -> Batch:
         """The batch that took the record, as its last one. The lock is held, and let go while there is no room."""
-        if self.used + size + MEMORY_OVERHEAD > self.memory_max or self.error is not None:
-            self.make_room(size + MEMORY_OVERHEAD)
+        memory = size + MEMORY_OVERHEAD
+        if key is not None:
+            memory += KEY_MEMORY
+        if headers is not None:
+            memory += HEADERS_MEMORY + HEADER_MEMORY * len(headers)
+        if self.used + memory > self.memory_max or self.error is not None:
+            self.make_room(memory)
         batch = lane.open
         if batch is None or batch.columns_bytes + size > self.batch_size:
             batch = self._renew(lane, timestamp_ms)
@@ -142,8 +158,8 @@ class Buffer:
         values.append(value)
         batch.deltas.append(timestamp_ms - batch.base_timestamp)
         batch.columns_bytes += size
-        batch.memory += size + MEMORY_OVERHEAD
-        self.used += size + MEMORY_OVERHEAD
+        batch.memory += memory
+        self.used += memory
         return batch
 
     def extend(
@@ -157,6 +173,10 @@ class Buffer:
     ) -> tuple[Batch, int]:
         """Many records that fit into one batch together; the batch, and the index of the first of them."""
         memory = size + MEMORY_OVERHEAD * len(values)
+        if keys is not None:
+            memory += KEY_MEMORY * len(values)
+        if headers is not None:
+            memory += HEADERS_MEMORY * len(values) + HEADER_MEMORY * sum(len(pairs) for pairs in headers if pairs)
         if self.used + memory > self.memory_max or self.error is not None:
             self.make_room(memory)
         first = timestamps_ms if isinstance(timestamps_ms, int) else timestamps_ms[0]
@@ -194,7 +214,7 @@ class Buffer:
         deadline = time.monotonic() + self._max_block_s
         self._starved += 1
         try:
-            while self.error is None and self.used and self.used + memory > self.memory_max:
+            while self.error is None and self.blocks and self.used and self.used + memory > self.memory_max:
                 self._check()
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
@@ -237,19 +257,46 @@ class Buffer:
     def flush(self, timeout_s: float | None) -> bool:
         """Wait until everything that is here now is settled."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        with self.lock:
-            self._flushing += 1
-            deliveries = list(self.pending)
-            self._signal()
+        deliveries = self.begin_flush()
         try:
             for delivery in deliveries:
                 remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
                 if not delivery.wait(remaining):
                     return False
         finally:
-            with self.lock:
-                self._flushing -= 1
+            self.end_flush()
         return True
+
+    def begin_flush(self) -> list[Delivery]:
+        """What is here now. Until `end_flush`, nothing lingers."""
+        with self.lock:
+            self._flushing += 1
+            self._signal()
+            return list(self.pending)
+
+    def end_flush(self) -> None:
+        with self.lock:
+            self._flushing -= 1
+
+    @property
+    def has_room(self) -> bool:
+        return self.used < self.memory_max or self.error is not None
+
+    def await_room(self, on_room: Callable[[], None]) -> bool:
+        """True if there is room. If not, `on_room` is called once when there may be; until then nothing lingers."""
+        with self.lock:
+            if self.has_room:
+                return True
+            self._on_room.append(on_room)
+            self._starved += 1
+            self._signal()
+            return False
+
+    def _waiting_for_room(self) -> list[Callable[[], None]]:
+        """Those who asked to be called. The lock is held; it must not be when they are."""
+        waiting, self._on_room = self._on_room, []
+        self._starved -= len(waiting)
+        return waiting
 
     # -- IO thread ---------------------------------------------------------------------------------------------
 
@@ -288,9 +335,14 @@ class Buffer:
         with self.lock:
             self.used -= batch.memory
             self.pending.discard(batch.delivery)
+            waiting: list[Callable[[], None]] = []
             if self._starved:
+                waiting = self._waiting_for_room()
                 self.room.notify_all()
+        self._on_settled(batch, error)
         batch.delivery.finish(error)
+        for on_room in waiting:
+            on_room()
 
     def rest(self, lane: Lane) -> None:
         """Forget a lane that has nothing more to do."""
@@ -309,7 +361,10 @@ class Buffer:
                 if lane.open is not None:
                     batches.append(self._closed(lane.open))
                     lane.open = None
+            waiting = self._waiting_for_room()
             self.room.notify_all()
+        for on_room in waiting:
+            on_room()
         return batches
 
     def _closed(self, batch: Batch) -> Batch:

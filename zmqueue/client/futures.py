@@ -137,6 +137,14 @@ class RecordFuture(Struct, gc=False, eq=False):
     def exception(self) -> ZmqueueError | None:
         return self.delivery.error
 
+    @property
+    def value(self) -> RecordMetadata | None:
+        """Where the record was written, once that is so."""
+        return self.delivery.metadata(self.index) if self.succeeded() else None
+
+    def retriable(self) -> bool:
+        return self.delivery.error is not None and self.delivery.error.retriable
+
     def add_callback(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> RecordFuture:
         """Call `function(*args, metadata, **kwargs)` when the record is acknowledged."""
         delivery, index = self.delivery, self.index
@@ -236,28 +244,28 @@ class BulkMetadata(Sequence[RecordMetadata]):
 class BulkFuture:
     """The fate of all records of one `send_many` call."""
 
-    __slots__ = ("_count", "_parts")
+    __slots__ = ("_count", "parts")
 
     def __init__(self, parts: list[Part], count: int) -> None:
-        self._parts, self._count = parts, count
+        self.parts, self._count = parts, count
 
     def get(self, timeout: float | None = None) -> BulkMetadata:
         """Raises the first error there was; others of the records may have been written."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        for part in self._parts:
+        for part in self.parts:
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not part.delivery.wait(remaining):
                 raise RequestTimedOut(f"not everything was acknowledged within {timeout} s; it is still under way")
         error = self.exception
         if error is not None:
             raise error.with_traceback(None)
-        return BulkMetadata(self._parts, self._count)
+        return BulkMetadata(self.parts, self._count)
 
     def __len__(self) -> int:
         return self._count
 
     def done(self) -> bool:
-        return all(part.delivery.done for part in self._parts)
+        return all(part.delivery.done for part in self.parts)
 
     @property
     def is_done(self) -> bool:
@@ -271,11 +279,34 @@ class BulkFuture:
 
     @property
     def exception(self) -> ZmqueueError | None:
-        return next((part.delivery.error for part in self._parts if part.delivery.error is not None), None)
+        return next((part.delivery.error for part in self.parts if part.delivery.error is not None), None)
+
+    @property
+    def value(self) -> BulkMetadata | None:
+        return BulkMetadata(self.parts, self._count) if self.succeeded() else None
+
+    def retriable(self) -> bool:
+        error = self.exception
+        return error is not None and error.retriable
+
+    def add_callback(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> BulkFuture:
+        """Call `function(*args, metadata, **kwargs)` when all of the records are acknowledged."""
+        return self.add_done_callback(
+            lambda ended: function(*args, ended.value, **kwargs) if ended.succeeded() else None
+        )
+
+    def add_errback(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> BulkFuture:
+        """Call `function(*args, error, **kwargs)`, with the first error, when all have ended and some have failed."""
+        return self.add_done_callback(
+            lambda ended: function(*args, ended.exception, **kwargs) if ended.failed() else None
+        )
+
+    def add_both(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> BulkFuture:
+        return self.add_callback(function, *args, **kwargs).add_errback(function, *args, **kwargs)
 
     def add_done_callback(self, function: Callable[[BulkFuture], Any]) -> BulkFuture:
         """Call `function(self)` when everything has ended, well or not."""
-        left = [len(self._parts)]
+        left = [len(self.parts)]
         guard = threading.Lock()
 
         def one_less() -> None:
@@ -285,8 +316,8 @@ class BulkFuture:
             if last:
                 function(self)
 
-        if not self._parts:
+        if not self.parts:
             function(self)
-        for part in self._parts:
+        for part in self.parts:
             part.delivery.when_done(one_less)
         return self

@@ -14,8 +14,9 @@ from typing import Any
 from msgspec import Struct
 
 from zmqueue.client.network import Answer
-from zmqueue.client.records import Deserializer, RecordBatch, open_batches
+from zmqueue.client.records import RecordBatch, deserialized, open_batches
 from zmqueue.client.routing import Router
+from zmqueue.client.serializers import Deserializing
 from zmqueue.errors import CorruptBatch, IllegalState, RequestTimedOut, UnknownTopicOrPartition, ZmqueueError
 from zmqueue.model import NO_BROKER, ConsumerRecord, KiB, TopicPartition
 from zmqueue.wire import messages
@@ -37,8 +38,8 @@ class RecordLookup:
         timeout_s: float,
         closing: threading.Event,
         bytes_max: int,
-        key: Deserializer | None,
-        value: Deserializer | None,
+        key: Deserializing | None,
+        value: Deserializing | None,
     ) -> None:
         self._router = router
         self._timeout_s = timeout_s
@@ -124,10 +125,7 @@ class RecordLookup:
     # -- both
 
     def _opened(self, partition: TopicPartition, data: bytes, offset: int) -> list[RecordBatch]:
-        batches = list(open_batches(*partition, data, offset))
-        for batch in batches:
-            batch.deserialize(*self._deserializers)
-        return batches
+        return list(deserialized(open_batches(*partition, data, offset), *self._deserializers))
 
     def _ask(self, partition: TopicPartition, operation: Operation, request: Callable[[bytes], Struct]) -> Answer:
         """Of whoever leads the partition, again after every failure that may pass. `request` takes the topic's id."""

@@ -4,20 +4,23 @@ Callers' threads choose a partition and append to its columns (buffer.py); the I
 in the order that ordering.py decides. With `acks="all"` and idempotence, the default, each record is written once and
 in the order of the sends of a thread to a partition, through any number of retries, until `delivery_timeout_ms`.
 
-Records without key and partition stick to one partition until its batch is full or gone, and then take the next of
-those that have a leader: full batches, evenly spread.
+Records without key and partition stick to one partition for `batch_size` bytes, and then take the next of those that
+have a leader: full batches, evenly spread. Where records trickle, so that each is sent alone, it makes the brokers'
+work less as well: what one leader gets while it is busy it writes, syncs and acknowledges together.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
+from zmqueue.client.arrow import as_rows
 from zmqueue.client.buffer import (
     BATCH_OVERHEAD,
     BYTES_OVERHEAD,
@@ -26,11 +29,14 @@ from zmqueue.client.buffer import (
     Lane,
 )
 from zmqueue.client.columns import Columns, Header, as_bytes, as_headers, bytes_column, largest, sizes_of
+from zmqueue.client.conversion import conversion
 from zmqueue.client.futures import BulkFuture, Part, RecordFuture
+from zmqueue.client.keywords import refuse_unknown
 from zmqueue.client.metadata import TopicView
+from zmqueue.client.metrics import ProducerMetrics
 from zmqueue.client.network import Network
 from zmqueue.client.ordering import WINDOW_MAX, PartitionOrder
-from zmqueue.client.partitioners import Partitioner, partition_for_key
+from zmqueue.client.partitioners import Partitioner, find_partitioner
 from zmqueue.client.routing import Router, parse_bootstrap
 from zmqueue.client.sender import Sender, SenderSettings
 from zmqueue.errors import (
@@ -39,29 +45,31 @@ from zmqueue.errors import (
     IllegalState,
     InvalidRecord,
     MessageTooLarge,
+    NoBrokersAvailable,
     RequestTimedOut,
     UnknownTopicOrPartition,
 )
 from zmqueue.model import ACKS_ALL, ACKS_LEADER, ACKS_NONE, NO_BROKER, KiB, MiB, check_topic_name
 from zmqueue.wire.batch import CODECS
+from zmqueue.wire.murmur2 import partition_for_key
 
 _ACKS = {0: ACKS_NONE, 1: ACKS_LEADER, -1: ACKS_ALL, "0": ACKS_NONE, "1": ACKS_LEADER, "-1": ACKS_ALL, "all": ACKS_ALL}
 _KEYS_CACHED_MAX = 10_000
 RECORD_BYTES_MAX = 1 * MiB
-
-Serializer = Callable[[Any], bytes]
+CONNECTED_S = 1.0
 
 
 class _Topic:
     """The lanes of a topic, and the one that keyless records stick to."""
 
-    __slots__ = ("available", "cursor", "keys", "lanes", "name", "sticky")
+    __slots__ = ("available", "cursor", "keys", "lanes", "name", "sticky", "stuck_bytes")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.lanes: dict[int, Lane] = {}
         self.available: list[int] | None = None  # None: to be looked up anew
         self.sticky: Lane | None = None
+        self.stuck_bytes = 0
         self.cursor = random.randrange(1 << 16)
         self.keys: dict[bytes, int] = {}
 
@@ -88,10 +96,13 @@ class Producer:
         retry_backoff_ms: int = 50,
         retry_backoff_max_ms: int = 1_000,
         metadata_max_age_ms: int = 300_000,
-        partitioner: Partitioner | None = None,
-        key_serializer: Serializer | None = None,
-        value_serializer: Serializer | None = None,
+        partitioner: Partitioner | type[Partitioner] | str | None = None,
+        key_serializer: Any = None,
+        value_serializer: Any = None,
+        interceptors: Sequence[Any] = (),
+        **unknown: Any,
     ) -> None:
+        refuse_unknown(Producer, unknown)
         if transactional_id is not None:
             raise IllegalState("transactions are not available yet: leave transactional_id unset")
         if acks not in _ACKS:
@@ -119,12 +130,13 @@ class Producer:
         self._max_block_s = max_block_ms / 1000
         self._batch_size = min(batch_size, max_request_size)
         self._record_bytes_max = max_request_size - BATCH_OVERHEAD
-        self._partitioner = partitioner
-        self._key_serializer, self._value_serializer = key_serializer, value_serializer
+        self._partitioner = find_partitioner(partitioner)
+        self._conversion = conversion(",".join(map(str, bootstrap)), key_serializer, value_serializer, interceptors)
         self._topics: dict[str, _Topic] = {}
         self._closed = False
         self._network = Network(client_id)
         self._router = Router(self._network, bootstrap, metadata_max_age_ms=metadata_max_age_ms)
+        metrics = self._metrics = ProducerMetrics()
         self._buffer = Buffer(
             batch_size=self._batch_size,
             linger_s=linger_ms / 1000,
@@ -133,6 +145,7 @@ class Producer:
             delivery_timeout_s=delivery_timeout_ms / 1000,
             on_work=lambda: network.post(sender.pump),
             check=self._network.check,
+            on_settled=metrics.settled,
         )
         network = self._network
         sender = self._sender = Sender(
@@ -149,6 +162,7 @@ class Producer:
                 retry_backoff_s_max=max(retry_backoff_ms, retry_backoff_max_ms) / 1000,
                 retries_max=retries,
             ),
+            metrics,
         )
         topics = self._topics
         self._router.listeners.append(lambda: _forget_available(topics))
@@ -167,10 +181,11 @@ class Producer:
         timestamp_ms: int | None = None,
     ) -> RecordFuture:
         """Append a record to its partition's batch. Blocks only for metadata and for room, up to max_block_ms each."""
-        if self._value_serializer is not None:
-            value = self._value_serializer(value)
-        if self._key_serializer is not None and key is not None:
-            key = self._key_serializer(key)
+        conversion = self._conversion
+        if conversion is not None:
+            topic, value, key, headers, partition, timestamp_ms = conversion.one(
+                topic, value, key, headers, partition, timestamp_ms
+            )
         size = RECORD_OVERHEAD
         if value is not None:
             if type(value) is not bytes:
@@ -191,15 +206,21 @@ class Producer:
         elif timestamp_ms < 0:
             raise InvalidRecord(f"timestamp_ms: {timestamp_ms} is negative")
         lanes = self._topics.get(topic) or self._find_topic(topic)
-        self._network.check()
+        if self._network.unusable is not None:
+            self._network.check()
         buffer = self._buffer
         with buffer.lock:
-            if partition is None:
-                lane = self._choose(lanes, key, size)
-            else:
+            if partition is not None:
                 lane = lanes.lanes.get(partition) or self._find_lane(lanes, partition)
+            elif key is None and self._partitioner is None:
+                lane = self._stick(lanes, size)
+            else:
+                lane = lanes.lanes[self._number(lanes, key)]
             batch = buffer.append(lane, value, key, pairs, timestamp_ms, size)
-            return RecordFuture(batch.delivery, len(batch.values) - 1)
+            future = RecordFuture(batch.delivery, len(batch.values) - 1)
+        if conversion is not None:
+            conversion.watch(future)
+        return future
 
     def send_many(
         self,
@@ -210,15 +231,23 @@ class Producer:
         timestamps_ms: Sequence[int] | int | None = None,
         partition: int | None = None,
     ) -> BulkFuture:
-        """All of these records, in their order within each partition, with one future and no object per record."""
+        """All of these records, in their order within each partition, with one future and no object per record.
+
+        Each column is a sequence, an Arrow array or a pandas Series.
+        """
+        conversion = self._conversion
+        text_as_bytes = conversion.text_as_bytes if conversion is not None else (True, True)
+        values, keys, headers, timestamps_ms = as_rows(values, keys, headers, timestamps_ms, text_as_bytes)
         count = len(values)
-        if self._value_serializer is not None:
-            values = list(map(self._value_serializer, values))
+        for column in (keys, headers, timestamps_ms):
+            if column is not None and not isinstance(column, int) and len(column) != count:
+                raise InvalidRecord(f"send_many: columns of {count} and {len(column)} entries")
+        if conversion is not None:
+            values, keys, headers, timestamps_ms = conversion.many(
+                topic, values, keys, headers, timestamps_ms, partition
+            )
         values = bytes_column("value", values)
         if keys is not None:
-            if self._key_serializer is not None:
-                serialize = self._key_serializer
-                keys = [None if key is None else serialize(key) for key in keys]
             keys = bytes_column("key", keys)
         sizes = sizes_of(values, keys)
         pairs: list[Any] | None = None
@@ -228,9 +257,6 @@ class Producer:
             sizes = [size + more for size, (_, more) in zip(sizes, both, strict=True)]
         if timestamps_ms is None:
             timestamps_ms = int(time.time() * 1000)
-        for column in (keys, pairs, timestamps_ms):
-            if column is not None and not isinstance(column, int) and len(column) != count:
-                raise InvalidRecord(f"send_many: columns of {count} and {len(column)} entries")
         if largest(sizes) > self._record_bytes_max:
             raise MessageTooLarge(f"a record of {largest(sizes)} bytes exceeds max_request_size")
         lanes = self._topics.get(topic) or self._find_topic(topic)
@@ -246,7 +272,10 @@ class Producer:
         else:
             for lane_or_none, positions in self._grouped(lanes, keys or [None] * count):
                 self._fill(lanes, lane_or_none, columns.picked(positions), positions, parts)
-        return BulkFuture(parts, count)
+        future = BulkFuture(parts, count)
+        if conversion is not None:
+            conversion.watch_many(future)
+        return future
 
     def _fill(
         self, lanes: _Topic, fixed: Lane | None, columns: Columns, positions: Sequence[int], parts: list[Part]
@@ -268,6 +297,8 @@ class Producer:
                         room = slice_max
                 end = max(at + 1, bisect_right(ends, ends[at] + room) - 1)
                 batch, start = buffer.extend(lane, *columns.cut(at, end), ends[end] - ends[at])
+                if fixed is None:
+                    lanes.stuck_bytes += ends[end] - ends[at + 1]
                 if end < count:
                     buffer.close_open(lane)
                 delivery = batch.delivery
@@ -284,11 +315,6 @@ class Producer:
             return [(lanes.lanes[number] if number >= 0 else None, found) for number, found in groups.items()]
 
     # -- partitions, with the buffer's lock held -----------------------------------------------------------------
-
-    def _choose(self, lanes: _Topic, key: bytes | None, size: int) -> Lane:
-        if key is None and self._partitioner is None:
-            return self._stick(lanes, size)
-        return lanes.lanes[self._number(lanes, key)]
 
     def _number(self, lanes: _Topic, key: bytes | None) -> int:
         if self._partitioner is not None:
@@ -311,15 +337,20 @@ class Producer:
 
     def _stick(self, lanes: _Topic, size: int) -> Lane:
         lane = lanes.sticky
-        if lane is not None and lane.open is not None:
-            if lane.open.columns_bytes + size <= self._batch_size:
-                return lane
-            self._buffer.close_open(lane)
+        if lane is not None and lanes.available is not None and lanes.stuck_bytes + size <= self._batch_size:
+            lanes.stuck_bytes += size
+            return lane
         if lanes.available is None:
             self._look_up(lanes)
+            if lane is not None and lane.partition in (lanes.available or lanes.lanes):
+                return self._stick(lanes, size)
+        if lane is not None and lane.open is not None:
+            self._buffer.close_open(lane)
         choices = lanes.available or list(lanes.lanes)
         lanes.cursor += 1
-        lane = lanes.sticky = lanes.lanes[choices[lanes.cursor % len(choices)]]
+        lanes.sticky = lane = lanes.lanes[choices[lanes.cursor % len(choices)]]
+        # As the batch counts, so that they are full together.
+        lanes.stuck_bytes = BATCH_OVERHEAD + size
         return lane
 
     def _look_up(self, lanes: _Topic) -> None:
@@ -380,6 +411,24 @@ class Producer:
         if not self._buffer.flush(timeout):
             raise RequestTimedOut(f"not everything was acknowledged within {timeout} s; it is still under way")
 
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Numbers by group and name, as kafka-python has them; docs/producing.md says what each is."""
+        conversion = self._conversion
+        interceptors = conversion.interceptors if conversion is not None else None
+        return self._metrics.snapshot(
+            buffer_used=self._buffer.used,
+            buffer_total=self._buffer.memory_max,
+            requests_in_flight=self._sender.in_flight,
+            interceptor_errors=interceptors.errors if interceptors is not None else 0,
+        )
+
+    def bootstrap_connected(self) -> bool:
+        """Whether there is a connection to a broker. One that was just made has a second to get there."""
+        self._network.check()
+        with contextlib.suppress(NoBrokersAvailable):
+            self._router.wait_for(lambda: self._router.connected() or None, CONNECTED_S)
+        return self._router.connected()
+
     def close(self, timeout: float | None = None) -> None:
         """Flush, for at most `timeout` seconds, and end. What is unsettled then fails with ClientClosed."""
         if self._closed:
@@ -394,6 +443,8 @@ class Producer:
         self._buffer.flush(timeout)
         self._network.post(lambda: self._sender.shut(ClientClosed()))
         self._network.close()
+        if self._conversion is not None:
+            self._conversion.close()
 
     def __enter__(self) -> Producer:
         return self

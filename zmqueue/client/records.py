@@ -6,39 +6,45 @@ of the columns have been proved here, in the thread that asked for the records.
 
 from __future__ import annotations
 
-import importlib
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any
 
-from zmqueue.errors import CorruptBatch, IllegalState, ZmqueueError
+from zmqueue.client import arrow
+from zmqueue.client.arrow import to_arrow, to_pandas
+from zmqueue.client.serializers import Deserializing
+from zmqueue.errors import CorruptBatch, DeserializationError, ZmqueueError
 from zmqueue.model import LOG_APPEND_TIME, ConsumerRecord
 from zmqueue.wire import batch as wire_batch
 
-Deserializer = Callable[[bytes], Any]
+__all__ = ["RecordBatch", "deserialized", "end_of_range", "open_batches", "to_arrow", "to_pandas"]
 
 # body_length, raw_length, record_count, last_offset_delta, base_offset: what is needed to step over a batch.
 _STEP = struct.Struct("<IIIIq")
 _STEP_AT = 8
+_EPOCH = struct.Struct("<i")
+_EPOCH_AT = 64
 
 
-def end_offset(data: bytes, offset: int) -> int:
-    """The offset after a range of whole batches that holds `offset`, from their headers alone. Raises CorruptBatch.
+def end_of_range(data: bytes, offset: int) -> tuple[int, int]:
+    """The offset after a range of whole batches that holds `offset`, and the leader epoch of its last batch.
 
-    Only good for deciding what to ask for next: the checksums are proved when the batches are opened.
+    From the headers alone, so it is good for deciding what to ask for next: the checksums are proved when the batches
+    are opened. Raises CorruptBatch.
     """
-    at, end = 0, offset
+    at, end, last = 0, offset, 0
     while at < len(data):
         if len(data) - at < wire_batch.HEADER_BYTES:
             raise CorruptBatch("a fetched range ends within a batch header")
         body_length, _, _, last_offset_delta, base_offset = _STEP.unpack_from(data, at + _STEP_AT)
+        last = at
         at += wire_batch.HEADER_BYTES + body_length
         next_offset = base_offset + last_offset_delta + 1
         if at > len(data) or next_offset <= end:
             raise CorruptBatch("a fetched range does not consist of whole batches in order")
         end = next_offset
-    return end
+    return end, _EPOCH.unpack_from(data, last + _EPOCH_AT)[0]
 
 
 class RecordBatch:
@@ -47,6 +53,7 @@ class RecordBatch:
     __slots__ = (
         "headers",
         "keys",
+        "keys_are_bytes",
         "leader_epoch",
         "next_offset",
         "offsets",
@@ -55,6 +62,7 @@ class RecordBatch:
         "timestamps",
         "topic",
         "values",
+        "values_are_bytes",
     )
 
     def __init__(self, topic: str, partition: int, header: wire_batch.BatchHeader, columns: wire_batch.Columns) -> None:
@@ -79,6 +87,7 @@ class RecordBatch:
         self.keys: list[Any] | None = columns.keys
         self.values: list[Any] = columns.values
         self.headers: list[Any] | None = columns.headers
+        self.keys_are_bytes = self.values_are_bytes = True
 
     @property
     def base_offset(self) -> int:
@@ -105,20 +114,53 @@ class RecordBatch:
         self.keys = self.keys[at:end] if self.keys is not None else None
         self.headers = self.headers[at:end] if self.headers is not None else None
 
-    def deserialize(self, key: Deserializer | None, value: Deserializer | None) -> None:
-        if key is not None and self.keys is not None:
-            self.keys = [None if entry is None else key(entry) for entry in self.keys]
+    def deserialize(self, key: Deserializing | None, value: Deserializing | None) -> ZmqueueError | None:
+        """Make objects of keys and values, up to the first record with which that fails.
+
+        That record and those behind it are cut off, and the error says which it is. An error that may pass, as when no
+        broker is there to tell a schema, is returned as it is: it says nothing about the record.
+        """
+        raw_keys, raw_values = self.keys, self.values
+        failures: list[tuple[int, str, Exception]] = []
+        if key is not None and raw_keys is not None:
+            self.keys, failure = key.many(self.topic, raw_keys, self.headers)
+            self.keys_are_bytes = False
+            if failure is not None:
+                failures.append((len(self.keys), "key", failure))
         if value is not None:
-            self.values = [None if entry is None else value(entry) for entry in self.values]
+            self.values, failure = value.many(self.topic, raw_values, self.headers)
+            self.values_are_bytes = False
+            if failure is not None:
+                failures.append((len(self.values), "value", failure))
+        if not failures:
+            return None
+        at, what, cause = min(failures, key=lambda failure: failure[0])
+        error: ZmqueueError
+        if isinstance(cause, ZmqueueError) and cause.retriable:
+            error = cause
+        else:
+            place = f"{self.topic}-{self.partition} at offset {self.offsets[at]}"
+            error = DeserializationError(f"{place}: its {what} cannot be deserialized: {cause}")
+            error.record = ConsumerRecord(
+                self.topic,
+                self.partition,
+                self.offsets[at],
+                self.timestamps[at],
+                self.timestamp_type,
+                raw_keys[at] if raw_keys is not None else None,
+                raw_values[at],
+                _pairs(self.headers[at] if self.headers is not None else None),
+            )
+            error.topic, error.partition, error.offset = self.topic, self.partition, self.offsets[at]
+            error.__cause__ = cause
+        self.next_offset = self.offsets[at]
+        self._cut(0, at)
+        return error
 
     def records(self, at: int = 0, end: int | None = None) -> list[ConsumerRecord]:
         """The records, or some of them, made without a Python call for each."""
         part = slice(at, end)
-        headers: Any
-        if self.headers is None:
-            headers = repeat([])
-        else:
-            headers = [[] if pairs is None else list(map(tuple, pairs)) for pairs in self.headers[part]]
+        headers = repeat([]) if self.headers is None else map(_pairs, self.headers[part])
         return list(
             map(
                 ConsumerRecord,
@@ -134,26 +176,16 @@ class RecordBatch:
         )
 
     def to_arrow(self) -> Any:
-        """As a pyarrow.RecordBatch: offset, timestamp, key, value, headers."""
-        try:
-            pyarrow: Any = importlib.import_module("pyarrow")
-        except ImportError:
-            raise IllegalState("to_arrow needs pyarrow: pip install pyarrow") from None
-        count = len(self)
-        pairs = pyarrow.struct([("name", pyarrow.string()), ("value", pyarrow.binary())])
-        headers = self.headers if self.headers is not None else [None] * count
-        return pyarrow.record_batch(
-            {
-                "offset": pyarrow.array(self.offsets, pyarrow.int64()),
-                "timestamp": pyarrow.array(self.timestamps, pyarrow.timestamp("ms", tz="UTC")),
-                "key": pyarrow.array(self.keys if self.keys is not None else [None] * count, pyarrow.binary()),
-                "value": pyarrow.array(self.values, pyarrow.binary()),
-                "headers": pyarrow.array(
-                    [None if row is None else [{"name": n, "value": v} for n, v in row] for row in headers],
-                    pyarrow.list_(pairs),
-                ),
-            }
-        )
+        """As a pyarrow.RecordBatch: topic, partition, offset, timestamp, key, value, headers."""
+        return arrow.batch_to_arrow(self)
+
+    def to_pandas(self) -> Any:
+        """The same as a pandas.DataFrame."""
+        return to_pandas([self])
+
+
+def _pairs(row: Any) -> list[tuple[str, bytes]]:
+    return [] if row is None else list(map(tuple, row))
 
 
 def open_batches(topic: str, partition: int, data: bytes, offset: int) -> Iterator[RecordBatch]:
@@ -179,3 +211,15 @@ def open_batches(topic: str, partition: int, data: bytes, offset: int) -> Iterat
         opened.drop_below(offset)
         offset = header.next_offset
         yield opened
+
+
+def deserialized(
+    batches: Iterable[RecordBatch], key: Deserializing | None, value: Deserializing | None
+) -> Iterator[RecordBatch]:
+    """These batches with objects. A record of which none can be made ends them, after those before it."""
+    for batch in batches:
+        error = batch.deserialize(key, value)
+        if error is None or len(batch):
+            yield batch
+        if error is not None:
+            raise error

@@ -106,7 +106,7 @@ class Router:
         self._refresh_waits = False
         self._refreshed_at = -1e9
         self._rounds = 0
-        self._answered = 0
+        self.answers = 0
         self._changed = threading.Condition()
         network.on_link = self._on_link
         network.post(self._age)
@@ -127,7 +127,7 @@ class Router:
         Raises NoBrokersAvailable when the time is over and not one broker has answered in it.
         """
         deadline = time.monotonic() + timeout_s
-        answered = self._answered
+        answered = self.answers
         while (found := look()) is None:
             self.network.check()
             with self._changed:
@@ -140,10 +140,15 @@ class Router:
                 # The bound lets a closed client be noticed.
                 if self._rounds == rounds:
                     self._changed.wait(min(remaining, 1.0))
-        if found is None and self._answered == answered:
+        if found is None and self.answers == answered:
             servers = ",".join(map(str, self._bootstrap))
             raise NoBrokersAvailable(f"no broker answered within {timeout_s:.1f} s (bootstrap servers: {servers})")
         return found
+
+    def connected(self) -> bool:
+        """Whether there is a connection to any broker at the moment."""
+        brokers = [Address(broker.host, broker.port) for broker in list(self.metadata.brokers.values())]
+        return any(map(self.network.linked, [*self._bootstrap, *brokers]))
 
     def call(
         self, target: int | Address | None, operation: Operation, message: Struct, timeout_s: float
@@ -263,7 +268,7 @@ class Router:
         now_there = {Address(b.host, b.port) for b in self.metadata.brokers.values()}
         for address in before - now_there - set(self._bootstrap):
             self.network.forget(address)
-        self._answered += 1
+        self.answers += 1
         return fresh
 
     def absorb(self, news: messages.MetadataResponse, asked: list[str] | None) -> None:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from zmqueue.client.buffer import Batch, Buffer, Lane
+from zmqueue.client.metrics import ProducerMetrics
 from zmqueue.client.network import Answer, Request, Timer
 from zmqueue.client.ordering import Identity, Settled
 from zmqueue.client.routing import STUCK_S, Router, jittered
@@ -69,10 +70,10 @@ class Entry(NamedTuple):
 class Sent:
     """A produce request on its way."""
 
-    __slots__ = ("entries", "leader", "probe", "request", "stuck")
+    __slots__ = ("at", "entries", "leader", "probe", "request", "stuck")
 
-    def __init__(self, leader: int, entries: list[Entry]) -> None:
-        self.leader, self.entries = leader, entries
+    def __init__(self, leader: int, entries: list[Entry], at: float) -> None:
+        self.leader, self.entries, self.at = leader, entries, at
         self.request: Request | None = None
         self.probe: Timer | None = None
         self.stuck = False
@@ -93,11 +94,12 @@ class Draft:
 
 
 class Sender:
-    def __init__(self, router: Router, buffer: Buffer, settings: SenderSettings) -> None:
+    def __init__(self, router: Router, buffer: Buffer, settings: SenderSettings, metrics: ProducerMetrics) -> None:
         self._router = router
         self._network = router.network
         self._buffer = buffer
         self._settings = settings
+        self._metrics = metrics
         self._sent: dict[int, set[Sent]] = {}
         self._stuck: set[Sent] = set()
         self._identity: Identity | None = None
@@ -206,6 +208,7 @@ class Sender:
         except (TypeError, ValueError, OverflowError) as error:
             return InvalidRecord(f"the batch cannot be encoded: {error}")
         batch.delivery.deltas = deltas
+        self._metrics.encoded(batch, time.monotonic())
         batch.values, batch.keys, batch.headers, batch.deltas = [], None, None, []
         if batch.header.total_bytes > self._settings.batch_bytes_max:
             return MessageTooLarge(
@@ -218,6 +221,8 @@ class Sender:
         rows: list[messages.ProduceEntry] = []
         raw: list[bytes] = []
         entries: list[Entry] = []
+        now = time.monotonic()
+        self._metrics.requested([batch for _, batch in draft.batches], now)
         for lane, batch in draft.batches:
             header = batch.header
             assert header is not None
@@ -227,7 +232,7 @@ class Sender:
             raw += (header.pack(), batch.body)
             entries.append(Entry(lane, batch, lane.order.sent(batch)))
         message = messages.ProduceRequest(settings.acks, int(settings.request_timeout_s * 1000), rows)
-        sent = Sent(leader, entries)
+        sent = Sent(leader, entries, now)
         self._sent.setdefault(leader, set()).add(sent)
         sent.request = self._router.send(
             leader,
@@ -247,12 +252,18 @@ class Sender:
         if self._due != float("inf"):
             self._timer = self._network.call_later(max(0.0, self._due - now), self.pump)
 
+    @property
+    def in_flight(self) -> int:
+        return sum(map(len, list(self._sent.values())))
+
     # -- answers -------------------------------------------------------------------------------------------------
 
     def _on_answer(self, sent: Sent, result: Answer | ZmqueueError) -> None:
         self._forget(sent)
         if isinstance(result, ClientClosed):
             return
+        if isinstance(result, Answer):
+            self._metrics.answered(time.monotonic() - sent.at)
         if isinstance(result, Answer) and self._settings.acks == ACKS_NONE:
             for lane, batch, token in sent.entries:
                 self._settle(lane.order.acknowledged(batch, token))

@@ -24,9 +24,10 @@ class Epochs:
 
     def note(self, epoch: int, start: int) -> None:
         """A batch of this epoch was appended at this offset."""
-        if epoch != self.last:
+        entries = self.entries
+        if not entries or epoch != entries[-1][0]:
             assert epoch > self.last, "epochs never go back within a log"
-            self.entries.append((epoch, start))
+            entries.append((epoch, start))
 
     def end_of(self, epoch: int, log_start: int, log_end: int) -> tuple[int, int]:
         """The highest epoch at or below this one that the log knows, and the offset where it ends."""

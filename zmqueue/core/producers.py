@@ -32,6 +32,9 @@ class Producer(Struct, array_like=True):
     batches: list[Written] = field(default_factory=list)
 
 
+_decoder = msgspec.msgpack.Decoder(list[tuple[int, Producer]])
+
+
 class Producers:
     def __init__(self, headers: Iterable[BatchHeader] = ()) -> None:
         self._producers: dict[int, Producer] = {}  # the least recently writing one first
@@ -72,11 +75,11 @@ class Producers:
         if producer is None or producer.epoch != header.producer_epoch:
             producer = Producer(header.producer_epoch)
         self._producers[header.producer_id] = producer
-        producer.batches.append(
-            Written(header.base_sequence, header.last_sequence, header.base_offset, header.next_offset)
-        )
-        if len(producer.batches) > REMEMBERED:
-            del producer.batches[0]
+        first, base, more = header.base_sequence, header.base_offset, header.last_offset_delta
+        batches = producer.batches
+        batches.append(Written(first, first + more, base, base + more + 1))
+        if len(batches) > REMEMBERED:
+            del batches[0]
         if len(self._producers) > PRODUCERS_MAX:
             del self._producers[next(iter(self._producers))]
 
@@ -100,7 +103,7 @@ class Producers:
         """What `encode` gave; an empty state for no bytes. Raises msgspec.MsgspecError."""
         found = Producers()
         if data:
-            found._producers = dict(msgspec.msgpack.decode(data, type=list[tuple[int, Producer]]))
+            found._producers = dict(_decoder.decode(data))
         return found
 
     def __len__(self) -> int:

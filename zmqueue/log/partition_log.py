@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 from zmqueue.config import LogConfig
@@ -120,7 +121,7 @@ class PartitionLog:
 
     @property
     def size_bytes(self) -> int:
-        return sum(segment.size for segment in self._segments)
+        return sum([segment.size for segment in self._segments])
 
     @property
     def segments(self) -> Sequence[Segment]:
@@ -391,9 +392,10 @@ class PartitionLog:
 
     # -- delete
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> Iterator[Row]:
         """The segments to which nothing is appended any more, from the first on."""
-        return [Row(s.base_offset, s.next_offset, s.size, s.max_timestamp) for s in self._segments[:-1]]
+        for s in islice(self._segments, len(self._segments) - 1):
+            yield Row(s.base_offset, s.next_offset, s.size, s.max_timestamp)
 
     def delete_before(self, offset: int) -> None:
         """Records below `offset`, all of them committed, are gone for good. Durable on return. StorageFull: no change.

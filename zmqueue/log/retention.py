@@ -6,8 +6,8 @@ how many of the rows it is done with; the rule that is done with most decides. N
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 from zmqueue.core.topic_config import UNLIMITED, TopicSettings
@@ -47,13 +47,21 @@ def too_much(rows: Sequence[Row], log_bytes: int, settings: TopicSettings, now_m
 RULES: tuple[Rule, ...] = (too_old, too_much)
 
 
-def start_after(rows: Sequence[Row], log_bytes: int, settings: TopicSettings, committed: int, now_ms: int) -> int:
+def start_after(rows: Iterable[Row], log_bytes: int, settings: TopicSettings, committed: int, now_ms: int) -> int:
     """Where the log begins when its rules are done; -1 if nothing goes. `log_bytes` counts all of it.
 
     `committed`: the end of what is committed and durable here.
     """
-    if not settings.deletes or not rows:
+    if not settings.deletes:
         return -1
-    eligible = list(takewhile(lambda row: row.next <= committed, rows))
-    count = max(rule(eligible, log_bytes, settings, now_ms) for rule in RULES)
-    return eligible[count - 1].next if count else -1
+    eligible = takewhile(lambda row: row.next <= committed, rows)
+    # Mostly the first one stays, and then so do all: a log of thousands is looked at again and again.
+    first = list(islice(eligible, 1))
+    if not _done_with(first, log_bytes, settings, now_ms):
+        return -1
+    going = [*first, *eligible]
+    return going[_done_with(going, log_bytes, settings, now_ms) - 1].next
+
+
+def _done_with(rows: Sequence[Row], log_bytes: int, settings: TopicSettings, now_ms: int) -> int:
+    return max(rule(rows, log_bytes, settings, now_ms) for rule in RULES)

@@ -38,6 +38,7 @@ from zmqueue.wire.messages import (
     Text,
     TopicId,
 )
+from zmqueue.wire.murmur2 import partition_for_key
 
 OFFSETS_TOPIC = "__consumer_offsets"
 
@@ -48,6 +49,11 @@ PARTITIONS_MAX = 10_000
 TOPICS_MAX = 1_000
 Partitions = Annotated[list[PartitionEntry], Meta(max_length=PARTITIONS_MAX)]
 Topics = Annotated[list[Name], Meta(max_length=TOPICS_MAX)]
+
+
+def group_partition(group: str, partitions: int) -> int:
+    """Which partition of `__consumer_offsets` a group belongs to. Brokers and clients must agree, for ever."""
+    return partition_for_key(group.encode(errors="surrogatepass"), partitions)
 
 
 class FindCoordinatorRequest(Message):

@@ -63,6 +63,13 @@ def cluster(tmp_path) -> Path:
     "args",
     [
         ["nonsense"],
+        ["completion", "csh"],
+        ["group", "seek", "g"],
+        ["group", "seek", "g", "--to", "yesterday"],
+        ["group", "seek", "g", "--to", "end", "-p", "0"],
+        ["group", "seek", "g", "--to", "end", "-p", "0", "--topic", "a", "--topic", "b"],
+        ["topic", "add-partitions", "t"],
+        ["topic", "add-partitions", "t", "0"],
         ["status", "--nonsense"],
         ["broker", "stop"],
         ["broker", "stop", "one"],
@@ -94,12 +101,17 @@ def test_a_usage_error_is_one_line_on_stderr_and_exit_2(args):
 
 
 @pytest.mark.parametrize(
-    "args", [["-h"], ["up", "--help"], ["broker", "-h"], ["broker", "stop", "-h"], ["consume", "-h"]]
+    "args",
+    [["-h"], ["up", "--help"], ["broker", "-h"], ["broker", "stop", "-h"], ["consume", "-h"], ["group", "seek", "-h"]],
 )
 def test_every_command_explains_itself(args):
     result = run(*args)
     assert result.exit_code == 0
     assert "Usage: zmqueue" in result.stdout
+
+
+def test_a_command_that_is_not_there_is_told_with_the_nearest_name():
+    assert run("tpoic").stderr == "zmqueue: no command 'tpoic', the nearest is topic (see zmqueue --help)\n"
 
 
 def test_version():
@@ -326,13 +338,19 @@ def admin(monkeypatch) -> Any:
         def delete_topic(self, name: str) -> None:
             self._call("delete", name)
 
-        def list_topics(self) -> list[str]:
+        def list_topics(self, *, internal: bool = False) -> list[str]:
             self._call("list")
-            return ["b", "a"]
+            return ["b", "a", "topic-of-some-length"]
 
         def describe_topic(self, name: str) -> Topic:
             self._call("describe", name)
+            if name.startswith("topic-of-som-"):
+                raise UnknownTopicOrPartition(f"no topic {name!r}")
             return Topic(name)
+
+        def create_partitions(self, name: str, total: int) -> Topic:
+            self._call("add-partitions", name, total)
+            return Topic(name, partitions=[Part(number) for number in range(total)])
 
         def describe_replicas(self, name: str) -> list[Copy]:
             return [Copy(0, 1, 9, 3), Copy(1, 1, 7, 3), Copy(1, 2, 5, 4)]
@@ -380,8 +398,8 @@ def test_nobody_there_is_told_soon(admin, monkeypatch):
 
 
 def test_topic_ls(admin):
-    assert run("topic", "ls").stdout == "a\nb\n"
-    assert json.loads(run("topic", "ls", "-o", "json").stdout) == ["a", "b"]
+    assert run("topic", "ls").stdout == "a\nb\ntopic-of-some-length\n"
+    assert json.loads(run("topic", "ls", "-o", "json").stdout) == ["a", "b", "topic-of-some-length"]
     assert admin.calls[0] == {"bootstrap_servers": "127.0.0.1:9092"}
 
 
@@ -421,6 +439,21 @@ def test_topic_alter_sets_and_takes_back(admin):
     assert admin.calls[-1] == ("alter", "t", {"retention.ms": "5", "quota.bytes": "9", "segment.ms": None})
     assert run("topic", "alter", "t", "--unset", "segment.ms").stdout == "t: all settings at their defaults\n"
     assert json.loads(run("topic", "alter", "t", "-c", "a=1", "-o", "json").stdout)["config"] == {"a": "1"}
+
+
+def test_topic_add_partitions_warns_that_keys_move(admin):
+    result = run("topic", "add-partitions", "t", "6")
+    assert (result.exit_code, result.stdout) == (0, "t has 6 partitions\n")
+    assert "keys map to other partitions" in result.stderr
+    assert admin.calls[-1] == ("add-partitions", "t", 6)
+    document = json.loads(run("topic", "add-partitions", "t", "6", "-o", "json").stdout)
+    assert document == {"name": "t", "action": "add-partitions", "before": 2, "partitions": 6}
+
+
+def test_a_topic_that_is_not_there_is_told_with_the_nearest_name(admin):
+    result = run("topic", "describe", "topic-of-som-lenght")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert result.stderr == "zmqueue: no topic 'topic-of-som-lenght', the nearest is topic-of-some-length\n"
 
 
 def test_topic_delete_records_says_where_the_partition_begins_then(admin):
@@ -521,7 +554,7 @@ def test_produce_takes_one_record_per_line_of_stdin_byte_for_byte(producer):
     assert sent(producer) == [(None, b"\xff\x00"), (None, b""), (None, b"last without newline")]
 
 
-def test_produce_to_no_topic_is_not_found_before_anything_is_read(producer):
+def test_produce_to_no_topic_is_not_found_before_anything_is_read(producer, admin):
     result = run("produce", "nosuch", stdin=b"v\n")
     assert result.exit_code == 3
     assert not producer.sent
@@ -593,6 +626,9 @@ class Records(Closing):
 
     def __init__(self, **_: Any) -> None:
         self.positions: dict[TopicPartition, int] = {}
+
+    def topics(self) -> set[str]:
+        return {"t"}
 
     def partitions_for_topic(self, topic: str) -> set[int] | None:
         return {0, 1} if topic == "t" else None

@@ -72,6 +72,9 @@ def topic(monkeypatch) -> dict[int, list[ConsumerRecord]]:
         def __init__(self, **_: Any) -> None:
             self.positions: dict[TopicPartition, int] = {}
 
+        def topics(self) -> set[str]:
+            return {"t"}
+
         def partitions_for_topic(self, name: str) -> set[int]:
             return set(records) if name == "t" else set()
 

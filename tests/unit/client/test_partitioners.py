@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from zmqueue.client.partitioners import DefaultPartitioner, RoundRobinPartitioner, murmur2, partition_for_key
+from zmqueue.client.partitioners import DefaultPartitioner, RoundRobinPartitioner
+from zmqueue.wire.murmur2 import murmur2, partition_for_key
 
 
 @pytest.mark.parametrize(

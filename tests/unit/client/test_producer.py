@@ -5,17 +5,19 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from unit.client.fake_broker import DROP, GARBAGE, SILENCE, FakeCluster, Seen
+from unit.client.fake_broker import DROP, GARBAGE, SILENCE, FakeCluster, Partition, Seen
 
 from zmqueue import Producer, errors
-from zmqueue.client.partitioners import partition_for_key
+from zmqueue.client.buffer import BATCH_OVERHEAD
 from zmqueue.wire import frames, messages
 from zmqueue.wire.batch import decode
 from zmqueue.wire.frames import Operation
+from zmqueue.wire.murmur2 import partition_for_key
 
 WAIT_S = 10.0
 
@@ -127,10 +129,33 @@ def test_partitions_without_leader_are_left_out(cluster: FakeCluster, make: Any)
     assert not cluster.partition("many", 2).batches
 
 
+def test_records_that_trickle_stay_with_one_partition_for_a_batch_of_bytes(make: Any) -> None:
+    producer = make(batch_size=1_000 + BATCH_OVERHEAD, linger_ms=0)
+    partitions = [producer.send("many", bytes(186)).get(WAIT_S).partition for _ in range(15)]
+    assert [partitions.count(first) for first in partitions[::5]] == [5, 5, 5]
+    assert partitions == sorted(partitions, key=partitions.index)
+
+
 def test_a_key_decides_the_partition_as_in_kafka(make: Any) -> None:
     producer = make()
     for key in (b"a", b"b", b"21", b"foobar"):
         assert producer.send("many", b"v", key=key).get(WAIT_S).partition == partition_for_key(key, 4)
+
+
+def test_keys_map_to_partitions_that_appear_later_once_the_metadata_shows_them(cluster: FakeCluster, make: Any) -> None:
+    producer = make(metadata_max_age_ms=20)
+    key = next(key for key in map(b"%d".__mod__, range(99)) if partition_for_key(key, 6) == 5)
+    assert producer.send("many", b"v", key=key).get(WAIT_S).partition == partition_for_key(key, 4)
+
+    def grow() -> None:
+        cluster.topics["many"][1].update({4: Partition(0), 5: Partition(0)})
+        cluster.index += 1
+
+    cluster.do(grow)
+    deadline = time.monotonic() + WAIT_S
+    while producer.send("many", b"v", key=key).get(WAIT_S).partition != 5:
+        assert time.monotonic() < deadline, "the producer never noticed"
+    assert producer.send("many", b"v", partition=4).get(WAIT_S).partition == 4
 
 
 def test_a_partitioner_of_ones_own(make: Any) -> None:
@@ -380,7 +405,7 @@ def test_a_batch_refused_for_good_does_not_stop_those_behind_it(cluster: FakeClu
 
 def test_delivery_timeout_names_the_reason_and_the_producer_goes_on(cluster: FakeCluster, make: Any) -> None:
     cluster.script = once(Operation.PRODUCE, errors.NotEnoughReplicas.code, 10_000)
-    producer = make(delivery_timeout_ms=200, retry_backoff_ms=5)
+    producer = make(delivery_timeout_ms=200, retry_backoff_ms=5, retry_backoff_max_ms=20)
     with pytest.raises(errors.DeliveryTimeout, match="NOT_ENOUGH_REPLICAS"):
         producer.send("t", b"a").get(WAIT_S)
     cluster.script = lambda seen: None

@@ -44,6 +44,12 @@ def test_segments_go_when_their_youngest_record_is_too_old(ms: int, expected: in
     assert started(settings(ms=ms)) == expected
 
 
+def test_where_the_oldest_segment_stays_no_other_is_looked_at():
+    rows = iter(ROWS)
+    assert start_after(rows, BYTES, settings(ms=10_000, size=BYTES), 50, 10_000) == -1
+    assert next(rows) is ROWS[1]
+
+
 def test_age_stops_at_the_first_segment_that_is_young_or_of_unknown_age():
     rows = [ROWS[0], ROWS[1]._replace(max_timestamp=9_999), ROWS[2]]
     assert start_after(rows, 300, settings(ms=5_000), 50, 10_000) == 10
@@ -127,7 +133,7 @@ def test_segments_leave_the_log_at_once_and_the_disk_a_few_at_a_time():
     disk = FakeDisk()
     log = filled(disk)
     before, size = log.segment_count, log.size_bytes
-    log.delete_before(log.rows()[2].base)
+    log.delete_before(list(log.rows())[2].base)
     assert (log.segment_count, log.deleted_segments) == (before - 2, 2)
     assert log.size_bytes < size
     count, freed = log.remove_deleted(1)
@@ -254,7 +260,7 @@ def test_a_disk_that_forgot_what_is_behind_the_start_leaves_an_empty_log_there()
 def test_a_lost_start_file_brings_back_no_more_than_the_segments_that_are_left():
     disk = FakeDisk()
     log = filled(disk)
-    first = log.rows()[2].base
+    first = list(log.rows())[2].base
     log.delete_before(first + 1)
     log.remove_deleted(99)
     disk.replace(f"p/{START_FILE}", b"nonsense")
@@ -275,7 +281,7 @@ def test_a_full_disk_keeps_nobody_from_making_room():
         replace_file(path, data)
 
     disk.replace = full  # type: ignore[method-assign]
-    log.delete_before(log.rows()[2].base)
+    log.delete_before(list(log.rows())[2].base)
     assert len(tries) == 2
     assert log.remove_deleted(9)[0] == 2
 
