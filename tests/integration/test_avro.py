@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cluster import Cluster, running_cluster
 from zmqueue import Admin, AvroDeserializer, AvroSerializer, Consumer, Producer, TopicPartition
 from zmqueue.client.schemas import SCHEMAS_TOPIC
+from zmqueue.testing import Cluster, running_cluster
 
 pytestmark = pytest.mark.integration
 

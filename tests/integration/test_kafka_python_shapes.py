@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.integration.cluster import Cluster, running_cluster
 from zmqueue import Admin, ConsumerRebalanceListener, OffsetAndMetadata, TopicPartition
 from zmqueue import Consumer as KafkaConsumer
 from zmqueue import Producer as KafkaProducer
 from zmqueue.errors import ZmqueueError as KafkaError
+from zmqueue.testing import Cluster, running_cluster
 
 pytestmark = pytest.mark.integration
 
