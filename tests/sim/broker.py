@@ -511,7 +511,7 @@ class SimBroker:
         self.executor.run(self.node.on_beacon(beacon, self.now))
 
     def on_link(self, broker: int, up: bool) -> None:
-        self.node.on_link(broker, up)
+        self.node.on_link(broker, up, self.now)
 
     # -- clients
 

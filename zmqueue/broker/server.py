@@ -141,7 +141,7 @@ class Broker:
     def _peer_events(self) -> PeerEvents:
         node, run = self.node, self._executor.run
         return PeerEvents(
-            on_link=node.on_link,
+            on_link=lambda broker, up: node.on_link(broker, up, now_ms()),
             on_heartbeat=lambda heartbeat: node.on_heartbeat(heartbeat, now_ms()),
             on_heartbeat_reply=node.on_heartbeat_reply,
             on_acks=lambda acks: run(node.on_acks(acks, now_ms())),

@@ -399,8 +399,8 @@ class Node:
                 effects += replica.on_beacon(row, now_ms)
         return effects
 
-    def on_link(self, broker: int, up: bool) -> None:
-        self._controller.on_link(broker, up)
+    def on_link(self, broker: int, up: bool, now_ms: int) -> None:
+        self._controller.on_link(broker, up, now_ms)
 
     def on_heartbeat(self, heartbeat: Heartbeat, now_ms: int) -> HeartbeatReply:
         ok = False

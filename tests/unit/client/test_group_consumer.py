@@ -10,7 +10,7 @@ import pytest
 from unit.client.fake_broker import FakeCluster, Partition
 from unit.client.test_consumer import fill
 
-from zmqueue import Consumer, ConsumerRebalanceListener, TopicPartition
+from zmqueue import Consumer, ConsumerRebalanceListener, TopicPartition, errors
 from zmqueue.wire.frames import Operation
 
 PATIENCE_S = 20.0
@@ -246,3 +246,23 @@ def test_what_a_listener_raises_is_raised_and_the_partitions_go(cluster: FakeClu
         poll_until(lambda: False, second, first)
     poll_until(lambda: len(second.assignment()) == 2, first, second)
     told.on_revoked = lambda partitions: None
+
+
+def test_a_listener_that_is_told_of_the_end_may_commit_and_not_poll(cluster: FakeCluster, make: Any) -> None:
+    fill_many(cluster)
+    consumer = make(enable_auto_commit=False)
+    told = Told(cluster)
+    consumer.subscribe(["many"], listener=told)
+    read(consumer, 40)
+
+    def finish(_: list[TopicPartition]) -> None:
+        with pytest.raises(errors.IllegalState):
+            consumer.poll()
+        consumer.commit()
+
+    told.on_revoked = finish
+    consumer.close()
+    assert told.calls[-1] == ("revoked", [0, 1, 2, 3])
+    assert sorted(row.offset for row in cluster.coordinator.offsets.values()) == [10] * 4
+    with pytest.raises(errors.ClientClosed):
+        consumer.commit()
