@@ -418,6 +418,10 @@ class AsyncProducer:
         await self._until_known(topic, self._max_block_s if timeout is None else timeout)
         return self._inner.partitions_for(topic, 0)
 
+    async def bootstrap_connected(self) -> bool:
+        """Whether there is a connection to a broker. One that was just made has a second to get there."""
+        return await self._gate.in_thread(self._inner.bootstrap_connected)
+
     def metrics(self) -> dict[str, dict[str, float]]:
         """As the producer's. It does not wait, so it is not awaited."""
         return self._inner.metrics()
