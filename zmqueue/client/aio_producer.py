@@ -32,10 +32,12 @@ from typing import Any
 from msgspec import Struct
 
 from zmqueue.client.aio_gate import Gate
+from zmqueue.client.arrow import as_rows
 from zmqueue.client.columns import Header
 from zmqueue.client.futures import BulkFuture, BulkMetadata, Delivery, Part, RecordFuture
 from zmqueue.client.producer import Producer
 from zmqueue.client.routing import Router
+from zmqueue.client.serializers import Serializer
 from zmqueue.errors import (
     BufferFull,
     ClientClosed,
@@ -55,6 +57,8 @@ _SLICE_MIN, _SLICE_MAX = 64, 4096
 _RECORD_BYTES_GUESSED = 1024
 _SENDS_PER_TURN = 1000
 
+_running_loop, _current_task = asyncio.get_running_loop, asyncio.current_task
+
 
 class _Inner(Producer):
     """A producer whose caller has waited already."""
@@ -67,6 +71,17 @@ class _Inner(Producer):
         self.post = self._network.post
         self.begin_flush, self.end_flush = self._buffer.begin_flush, self._buffer.end_flush
         self.await_room = self._buffer.await_room
+
+    def rows(self, values: Any, keys: Any, headers: Any, timestamps_ms: Any) -> Any:
+        """Columns of any kind as ones that can be cut."""
+        conversion = self._conversion
+        text_as_bytes = conversion.text_as_bytes if conversion is not None else (True, True)
+        return as_rows(values, keys, headers, timestamps_ms, text_as_bytes)
+
+    def can_take(self, topic: str) -> bool:
+        """Whether a record for this topic would be taken without any waiting."""
+        buffer = self._buffer
+        return topic in self._topics and buffer.used < buffer.memory_max
 
     def knows(self, topic: str) -> bool:
         return topic in self._topics
@@ -183,8 +198,14 @@ class AsyncProducer:
         self._topics = _TopicWatch(self._inner.router, self._gate)
         self._waiting: dict[Delivery, dict[asyncio.Future[None], None]] = {}
         self._hurried: list[Delivery] = []
+        serializers = (settings.get("key_serializer"), settings.get("value_serializer"))
+        self._unprepared = [
+            each.store for each in serializers if isinstance(each, Serializer) and hasattr(each, "store")
+        ]
+        self._preparing: asyncio.Future[Any] | None = None
         self._room_turn = asyncio.Lock()
         self._room_waiter: asyncio.Future[None] | None = None
+        self._sender: asyncio.Task[Any] | None = None  # who sent last, and how often without letting others run
         self._sends = 0
         self._closed = False
         self._closing: asyncio.Future[None]
@@ -240,6 +261,7 @@ class AsyncProducer:
 
         The loop runs between slices. An error, or a cancellation, leaves the slices before it on their way.
         """
+        values, keys, headers, timestamps_ms = self._inner.rows(values, keys, headers, timestamps_ms)
         count = len(values)
         for column in (keys, headers, timestamps_ms):
             if column is not None and not isinstance(column, int) and len(column) != count:
@@ -270,15 +292,23 @@ class AsyncProducer:
     # -- what is waited for before a record is taken ----------------------------------------------------------------
 
     def _can_go(self, topic: str) -> bool:
-        self._gate.enter()
+        # Written out where it can be: this is what a record costs.
+        loop = _running_loop()
+        if loop is not self._gate.loop:
+            self._gate.enter()
         if self._closed:
             raise ClientClosed
+        task = _current_task(loop)
+        if task is not self._sender:
+            self._sender, self._sends = task, 0
         self._sends += 1
-        if self._sends > _SENDS_PER_TURN:
+        if self._sends > _SENDS_PER_TURN or self._unprepared or self._room_turn.locked():
             return False
-        return not self._room_turn.locked() and self._inner.has_room and self._inner.knows(topic)
+        return self._inner.can_take(topic)
 
     async def _until_it_can_go(self, topic: str) -> None:
+        if self._unprepared:
+            await self._prepare()
         if self._sends > _SENDS_PER_TURN:
             self._sends = 0
             await asyncio.sleep(0)
@@ -291,6 +321,14 @@ class AsyncProducer:
             raise BufferFull(f"{self._inner.memory} bytes are unsent, and nothing left in time") from None
         if self._closed:
             raise ClientClosed
+
+    async def _prepare(self) -> None:
+        """Serializers that would wait for the cluster at their first record do it in a thread."""
+        if self._preparing is None or self._preparing.done():
+            self._preparing = self._gate.in_thread(lambda: [store() for store in self._unprepared])
+        # Shared by all who wait, so nobody's cancellation ends it.
+        await asyncio.shield(self._preparing)
+        self._unprepared = []
 
     async def _until_known(self, topic: str, limit_s: float) -> None:
         check_topic_name(topic, internal=True)
@@ -379,6 +417,14 @@ class AsyncProducer:
         self._gate.enter()
         await self._until_known(topic, self._max_block_s if timeout is None else timeout)
         return self._inner.partitions_for(topic, 0)
+
+    async def bootstrap_connected(self) -> bool:
+        """Whether there is a connection to a broker. One that was just made has a second to get there."""
+        return await self._gate.in_thread(self._inner.bootstrap_connected)
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """As the producer's. It does not wait, so it is not awaited."""
+        return self._inner.metrics()
 
     # -- the end ---------------------------------------------------------------------------------------------------
 

@@ -32,11 +32,7 @@ from functools import partial
 from typing import Any
 
 from zmqueue.client.aio_gate import Gate
-from zmqueue.errors import ClientClosed, IllegalState
-
-
-class Interrupted(Exception):
-    """A poll was asked to come back at once. Never seen by applications."""
+from zmqueue.errors import ClientClosed, IllegalState, WakeupError
 
 
 class Stage(Enum):
@@ -78,13 +74,13 @@ def _keep(_: Any) -> None:
 
 class Worker:
     def __init__(self, gate: Gate, name: str, interrupt: Callable[[], None]) -> None:
-        """`interrupt` makes a poll that waits in the thread, or the next that does, raise Interrupted."""
+        """`interrupt` makes a poll that waits in the thread, or the next one, raise WakeupError."""
         self._gate = gate
         self._interrupt = interrupt
         self._calls: deque[Job] = deque()
         self._polls: deque[Job] = deque()
-        # What the thread is in, the innermost last. More than one only while a listener runs.
-        self._stack: list[Job | Listening] = []
+        # What the thread is in, the innermost last: nothing when it is idle, more than one only while a listener runs.
+        self.stack: list[Job | Listening] = []
         self._inbox: queue.SimpleQueue[Job | Listening | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, args=(None,), name=f"zmqueue-{name}-worker", daemon=True)
         self._refused = False
@@ -93,13 +89,13 @@ class Worker:
 
     @property
     def idle(self) -> bool:
-        return not self._stack
+        return not self.stack
 
     def call(self, call: Callable[[], Any]) -> Job:
         """Whoever gets the job awaits `result`."""
         job = Job(self._future(), call, None, _keep)
         self._calls.append(job)
-        if self._stack and isinstance(top := self._stack[-1], Job) and top.polls and top.stage is Stage.RUNNING:
+        if self.stack and isinstance(top := self.stack[-1], Job) and top.polls and top.stage is Stage.RUNNING:
             self._interrupt()
         self._next()
         return job
@@ -107,7 +103,7 @@ class Worker:
     def poll(self, call: Callable[[float], Any], timeout_s: float, undo: Callable[[Any], None] = _keep) -> Job:
         """As `call`, with the result None when the time is over. `undo` runs in the thread, on a result not taken."""
         loop = self._gate.enter()
-        if any(isinstance(each, Listening) and each.task is asyncio.current_task() for each in self._stack):
+        if self._in_listener():
             raise IllegalState("a rebalance listener cannot poll: records come when it has returned")
         job = Job(self._future(), call, loop.time() + timeout_s, undo)
         self._polls.append(job)
@@ -144,7 +140,7 @@ class Worker:
 
         job = Job(self._gate.enter().create_future(), call_and_end, None, _keep)
         self._calls.append(job)
-        if self._stack:
+        if self.stack:
             self._interrupt()
         self._next()
         return job
@@ -167,16 +163,21 @@ class Worker:
 
     def _future(self) -> asyncio.Future[Any]:
         loop = self._gate.enter()
-        if self._refused:
+        # What a listener does about partitions that closing takes away is part of closing.
+        if self._refused and not self._in_listener():
             raise ClientClosed
         return loop.create_future()
 
+    def _in_listener(self) -> bool:
+        task = asyncio.current_task()
+        return any(isinstance(each, Listening) and each.task is task for each in self.stack)
+
     def _next(self) -> None:
-        if self._stack and not isinstance(self._stack[-1], Listening):
+        if self.stack and not isinstance(self.stack[-1], Listening):
             return
         if self._calls:
             job = self._calls.popleft()
-        elif self._polls and not self._stack:
+        elif self._polls and not self.stack:
             job = self._polls.popleft()
         else:
             return
@@ -184,7 +185,7 @@ class Worker:
             job.timer.cancel()
             job.timer = None
         job.stage = Stage.RUNNING
-        self._stack.append(job)
+        self.stack.append(job)
         if self._thread.ident is None:
             self._thread.start()
         self._inbox.put(job)
@@ -209,13 +210,13 @@ class Worker:
     def _on_end(self, job: Job, result: Any, error: BaseException | None) -> None:
         job.stage = Stage.ENDED
         unwanted = job.abandoned or job.future.done()
-        if isinstance(error, Interrupted) and not unwanted and not self._refused:
+        if isinstance(error, WakeupError) and not unwanted and not self._refused:
             self._again(job)
         elif unwanted and error is None and job.undo is not _keep:
             self._undo(job, result)
         elif unwanted:
             self._free(job)
-        elif isinstance(error, Interrupted):
+        elif isinstance(error, WakeupError):
             job.future.set_exception(ClientClosed())
         elif error is not None:
             job.future.set_exception(error)
@@ -224,7 +225,7 @@ class Worker:
 
     def _again(self, job: Job) -> None:
         """A poll that made room keeps its turn among the polls."""
-        self._stack.remove(job)
+        self.stack.remove(job)
         job.stage = Stage.WAITING
         self._polls.appendleft(job)
         self._next()
@@ -236,12 +237,12 @@ class Worker:
         undoing = Job(self._gate.enter().create_future(), partial(job.undo, result), None, _keep)
         undoing.stage, undoing.abandoned = Stage.RUNNING, True
         job.stage = Stage.LEFT
-        self._stack[self._stack.index(job)] = undoing
+        self.stack[self.stack.index(job)] = undoing
         self._inbox.put(undoing)
 
     def _free(self, job: Job) -> None:
         job.stage = Stage.LEFT
-        self._stack.remove(job)
+        self.stack.remove(job)
         self._next()
 
     # -- listeners ---------------------------------------------------------------------------------------------------
@@ -260,14 +261,14 @@ class Worker:
             if inspect.isawaitable(result):
                 await result
 
-        self._stack.append(listening)
+        self.stack.append(listening)
         listening.task = self._gate.enter().create_task(run())
         listening.task.add_done_callback(partial(self._listened, listening))
         self._next()
 
     def _listened(self, listening: Listening, task: asyncio.Task[None]) -> None:
         listening.error = IllegalState("the listener was cancelled") if task.cancelled() else task.exception()
-        self._stack.remove(listening)
+        self.stack.remove(listening)
         self._inbox.put(listening)
 
     # -- the worker's thread -------------------------------------------------------------------------------------------
@@ -300,7 +301,7 @@ class Worker:
                     return job.call()
                 assert self._gate.loop is not None
                 return job.call(max(0.0, job.deadline - self._gate.loop.time()))
-            except Interrupted:
+            except WakeupError:
                 # One that came too late for the poll it was meant for must not end a call.
                 if job.polls or job.abandoned:
                     raise
