@@ -13,8 +13,8 @@ from typing import Any, Self
 
 import pytest
 
-from tests.integration.cluster import Cluster, running_cluster
 from zmqueue import Admin, Consumer, ConsumerRebalanceListener, Producer, TopicPartition
+from zmqueue.testing import Cluster, running_cluster
 
 pytestmark = pytest.mark.integration
 
