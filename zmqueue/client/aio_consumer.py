@@ -42,7 +42,7 @@ class _Inner(Consumer):
 
     def has_next(self) -> bool:
         """Whether there is a record to hand out before a poll has to settle anything."""
-        return bool(self._handout.iterated) and (self._group is None or self._group.at_rest)
+        return bool(self._handout.iterated) and (self._group is None or self._group.at_rest())
 
     def next(self) -> ConsumerRecord:
         return self._handout.iterated.popleft()
