@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cluster import Cluster, running_cluster
 from zmqueue import BrokerClient
+from zmqueue.testing import Cluster, running_cluster
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 30.0
