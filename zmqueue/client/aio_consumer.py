@@ -45,7 +45,7 @@ class _Inner(Consumer):
     def take_next(self) -> ConsumerRecord | None:
         """A record of those that were polled, unless a poll has to settle something first."""
         iterated = self._handout.iterated
-        if iterated and (self._group is None or self._group.at_rest):
+        if iterated and (self._group is None or self._group.at_rest()):
             return iterated.popleft()
         return None
 
