@@ -85,7 +85,7 @@ def test_a_group_whose_members_come_go_die_and_sleep_shows_no_anomaly(tmp_path: 
     measured = report["measures"]
     assert measured["rebalances"] >= 20 + report["faults"]
     assert measured["zombies_refused"] == measured["zombies"]
-    assert measured["delivered"] == report["verdict"]["acked"]
+    assert measured["delivered"] >= report["verdict"]["acked"]
 
 
 @pytest.mark.slow
