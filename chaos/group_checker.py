@@ -90,7 +90,7 @@ class _Checker:
         self._commits: dict[tuple[int, int], _Commit] = {}
         self._accepted: dict[str, list[tuple[float, int]]] = defaultdict(list)  # key: (when, the highest so far)
         self._suspended: dict[int, float] = {}
-        self._woken: set[int] = set()  # removed while they were suspended, and have not committed since
+        self._zombie_lives: dict[int, str] = {}  # of members removed while suspended, that have not committed since
         self._leaving: set[int] = set()
         self._rebalances: list[_Rebalance] = []
         self._over = False
@@ -125,9 +125,11 @@ class _Checker:
             case "join", _:
                 self._begin_rebalance("join", event.t, event.p)
             case "leave", "invoke":
+                self._give_up_joining(event.p)
                 self._leaving.add(event.p)
                 self._begin_rebalance("leave", event.t)
             case (("leave" | "killed"), "ok"):
+                self._give_up_joining(event.p)
                 self._end_of(event.p, event.t)
             case "removed", _:
                 self._on_removed(event)
@@ -176,16 +178,20 @@ class _Checker:
             self._close(holding, holding.last + 1, t)
 
     def _on_removed(self, event: Event) -> None:
-        """The coordinator has given it up: what it may believe to hold counts no more as held."""
-        if event.p in self._suspended:
-            self._woken.add(event.p)
-        for members in self._held_by.values():
-            members.discard(event.p)
+        """The coordinator has given this membership up: what it may believe to hold counts no more as held."""
+        held = [holding for holding in self._of(event.p) if holding.life == event.x]
+        if event.p in self._suspended and held:
+            self._zombie_lives[event.p] = event.x
+        for holding in held:
+            self._held_by[holding.key].discard(event.p)
         self._begin_rebalance("expired", event.t)
 
     def _begin_rebalance(self, kind: str, t: float, joiner: int | None = None) -> None:
         if not self._over:
             self._rebalances.append(_Rebalance(kind, t, joiner))
+
+    def _give_up_joining(self, member: int) -> None:
+        self._rebalances = [rebalance for rebalance in self._rebalances if rebalance.joiner != member]
 
     def _settle(self, t: float) -> None:
         if not self._rebalances or sum(map(bool, self._held_by.values())) < self._partitions:
@@ -243,8 +249,7 @@ class _Checker:
 
     def _on_commit(self, event: Event) -> None:
         if event.e == INVOKE:
-            zombie = event.p in self._woken
-            self._woken.discard(event.p)
+            zombie = self._zombie_lives.pop(event.p, None) == event.x
             self._commits[event.p, event.o] = _Commit(event.t, event.x, event.rows or [], zombie)
             return
         commit = self._commits.pop((event.p, event.o), None)

@@ -26,7 +26,10 @@ Of a group's members there are files of their own, and `p` is the member (chaos/
         commit    o: which commit of the member; invoke: rows [[k, [offset]], ...] under the membership x; fail: x says
                   why; ok: rows, if not all were accepted
         leave     invoke: it asks to go; ok: it is gone
-        killed; suspended (invoke; ok: it wakes); removed (the coordinator gave it up); end: everybody leaves now
+        killed
+        suspended invoke; ok: it wakes
+        removed   the coordinator gave the membership x up
+        end       everybody leaves now
 
 A line is a few hundred bytes at most, except polls. The file is written through one lock, so its order is the order of
 events; a writer that is killed leaves at most one torn line, which readers leave out.

@@ -77,17 +77,15 @@ class Member(ConsumerRebalanceListener):
         self._journal.add(INVOKE, "join")
         self._consumer.subscribe([self._topic], listener=self)
         commit_at = time.monotonic() + COMMIT_S
-        looked_at = time.monotonic()
+        held, known, looked_at = dict(self._next), self._consumer.group_metadata(), time.monotonic()
         while not self._ending:
-            held, known = dict(self._next), self._consumer.group_metadata()
             self._poll()
-            now = time.monotonic()
-            if now - looked_at > SUSPENDED_S and held and known.member_id:
+            if time.monotonic() - looked_at > SUSPENDED_S and held and known.member_id:
                 self._commit_as(known, held)
-            elif now >= commit_at:
+            held, known, looked_at = dict(self._next), self._consumer.group_metadata(), time.monotonic()
+            if looked_at >= commit_at:
                 self._commit(self._next)
-                commit_at = now + COMMIT_S
-            looked_at = now
+                commit_at = looked_at + COMMIT_S
         self._journal.add(INVOKE, "leave")
         self._consumer.close()
         self._journal.add(OK, "leave")

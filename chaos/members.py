@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
+import msgspec
+
 from chaos.cluster import Cluster, NotHealed, tied
 from chaos.history import INVOKE, OK, Event, Recorder, read_file
 from zmqueue import Admin
@@ -27,7 +29,7 @@ HARNESS = 900  # its number in the history
 DRAIN_S_MAX = 60.0
 END_S_MAX = 30.0
 JOIN_S_MAX = 60.0
-_REMOVED = re.compile(r"^(\S+ \S+) broker \d+ \w+ \S+ group (\S+): member-(\d+)-\S+ is removed")
+_REMOVED = re.compile(r"^(\S+ \S+) broker \d+ \w+ \S+ group (\S+): (member-(\d+)-\S+) is removed")
 
 
 class Members:
@@ -131,7 +133,8 @@ class Members:
         for pipe in (self._nursery.stdin, self._nursery.stdout):
             if pipe is not None:
                 pipe.close()
-        self._lines += self._removals()
+        lines = sorted([*self._lines, *self._removals()], key=lambda event: event.t)
+        (self._folder / "harness.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 
     def _removals(self) -> Iterator[Event]:
         clock = time.time() - self._recorder.now()
@@ -140,10 +143,10 @@ class Members:
                 found = _REMOVED.match(line)
                 if found and found[2] == GROUP:
                     at = datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S,%f").timestamp() - clock
-                    yield Event(at, int(found[3]), OK, "removed")
+                    yield Event(at, int(found[4]), OK, "removed", x=found[3])
 
-    def history(self, records: Path) -> Iterator[Event]:
-        """Everything in the order of time: what the members did, what was done to them, what producers sent."""
-        parts = [read_file(path) for path in sorted(self._folder.glob("*.jsonl"))]
-        ours = iter(sorted(self._lines, key=lambda event: event.t))
-        return heapq.merge(read_file(records), ours, *parts, key=lambda event: event.t)
+
+def history(records: Path, folder: Path) -> Iterator[Event]:
+    """Everything in the order of time: what the members did, what was done to them, what producers sent."""
+    paths = [records, *sorted(folder.glob("*.jsonl"))]
+    return heapq.merge(*map(read_file, paths), key=lambda event: event.t)

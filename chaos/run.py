@@ -32,7 +32,7 @@ from chaos.cluster import Cluster, Layout, NotHealed, cluster_in  # noqa: E402
 from chaos.faults import HARNESS, Faults, Hit, Plan, Window, is_fault  # noqa: E402
 from chaos.group_checker import check_group  # noqa: E402
 from chaos.history import OK, Recorder, read_file  # noqa: E402
-from chaos.members import Members  # noqa: E402
+from chaos.members import Members, history  # noqa: E402
 from chaos.report import Injected  # noqa: E402
 from chaos.scenario import Scenario, Step  # noqa: E402
 
@@ -255,7 +255,7 @@ class Run:
         line = report.timeline(read_file(self.history), self.injected)
         more = {name: len(texts) for name, texts in self.problems.items()}
         if judged and self._members is not None:
-            group = check_group(self._members.history(self.history), self.spec.partitions)
+            group = check_group(history(self.history, self.folder / "members"), self.spec.partitions)
             verdict.anomalies += group.anomalies
             verdict.counts |= group.counts
             self.measures |= group.measures

@@ -74,7 +74,7 @@ def suspended() -> Story:
     story = shared()
     story.add(TWO, INVOKE, "suspended")
     story.t += 3.0
-    story.add(TWO, OK, "removed")
+    story.add(TWO, OK, "removed", x="life-2")
     story.assigned(ONE, 3, B)
     story.send(B)
     story.poll(ONE, 3, B, 4)
@@ -118,7 +118,7 @@ def test_a_partition_given_out_in_the_generation_that_its_dead_owner_knew_has_tw
 def test_a_partition_taken_over_in_a_later_generation_has_one_owner() -> None:
     story = shared()
     story.add(TWO, OK, "killed")
-    story.add(TWO, OK, "removed")
+    story.add(TWO, OK, "removed", x="life-2")
     story.assigned(ONE, 3, B)
     verdict = story.check()
     assert verdict.counts == {}
@@ -190,6 +190,23 @@ def test_a_member_that_is_given_nothing_is_not_settled() -> None:
     story.add(3, INVOKE, "join")
     story.assigned(ONE, 3, A)
     assert "NOT-SETTLED" in story.check().counts
+
+
+def test_a_member_that_goes_before_it_got_anything_leaves_nothing_unsettled() -> None:
+    story = shared()
+    story.add(3, INVOKE, "join")
+    story.add(3, OK, "killed")
+    story.assigned(ONE, 3, A)
+    assert story.check().counts == {}
+
+
+def test_a_membership_that_is_removed_late_takes_nothing_from_the_next() -> None:
+    story = shared()
+    story.add(TWO, OK, "lost", ks=[B], v=3, x="life-2b")
+    story.assigned(TWO, 3, B, life="life-2b")
+    story.add(TWO, OK, "removed", x="life-2")
+    story.assigned(ONE, 4, A)
+    assert story.check().counts == {}
 
 
 def test_a_partition_that_stops_without_having_moved_is_measured() -> None:
