@@ -27,20 +27,36 @@ if TYPE_CHECKING:
     from zmqueue.client.admin import Admin
     from zmqueue.client.aio_consumer import AsyncConsumer
     from zmqueue.client.aio_producer import AsyncProducer
+    from zmqueue.client.avro import AvroDeserializer, AvroSerializer
     from zmqueue.client.consumer import Consumer
+    from zmqueue.client.group import ConsumerRebalanceListener
     from zmqueue.client.producer import Producer
-    from zmqueue.model import ConsumerRecord, OffsetAndMetadata, OffsetAndTimestamp, RecordMetadata, TopicPartition
+    from zmqueue.client.serializers import Deserializer, Serializer
+    from zmqueue.model import (
+        ConsumerRecord,
+        OffsetAndMetadata,
+        OffsetAndTimestamp,
+        ProducerRecord,
+        RecordMetadata,
+        TopicPartition,
+    )
 
 _HOMES = {
     "Admin": "zmqueue.client.admin",
     "AsyncConsumer": "zmqueue.client.aio_consumer",
     "AsyncProducer": "zmqueue.client.aio_producer",
+    "AvroDeserializer": "zmqueue.client.avro",
+    "AvroSerializer": "zmqueue.client.avro",
     "Consumer": "zmqueue.client.consumer",
+    "ConsumerRebalanceListener": "zmqueue.client.group",
     "ConsumerRecord": "zmqueue.model",
+    "Deserializer": "zmqueue.client.serializers",
     "OffsetAndMetadata": "zmqueue.model",
     "OffsetAndTimestamp": "zmqueue.model",
     "Producer": "zmqueue.client.producer",
+    "ProducerRecord": "zmqueue.model",
     "RecordMetadata": "zmqueue.model",
+    "Serializer": "zmqueue.client.serializers",
     "TopicPartition": "zmqueue.model",
 }
 
@@ -48,12 +64,18 @@ __all__ = [
     "Admin",
     "AsyncConsumer",
     "AsyncProducer",
+    "AvroDeserializer",
+    "AvroSerializer",
     "Consumer",
+    "ConsumerRebalanceListener",
     "ConsumerRecord",
+    "Deserializer",
     "OffsetAndMetadata",
     "OffsetAndTimestamp",
     "Producer",
+    "ProducerRecord",
     "RecordMetadata",
+    "Serializer",
     "TopicPartition",
 ]
 

@@ -392,6 +392,12 @@ class LogTruncated(ZmqueueError):
 
     code = 1031
 
+    def __init__(
+        self, message: str = "", *, partition: tuple[str, int] | None = None, position: int = -1, truncated_to: int = -1
+    ) -> None:
+        super().__init__(message)
+        self.partition, self.position, self.truncated_to = partition, position, truncated_to
+
 
 # -- on the client's side only -----------------------------------------------------------------------------------
 
@@ -448,6 +454,12 @@ class CommitFailed(ZmqueueError):
     """The offsets were not committed: the group has given these partitions to another member."""
 
     code = 1108
+
+
+class WakeupError(ZmqueueError):
+    """A call that waited was ended by `wakeup`."""
+
+    code, retriable = 1109, True
 
 
 class SerializationError(ZmqueueError):

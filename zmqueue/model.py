@@ -51,6 +51,15 @@ class OffsetAndTimestamp(NamedTuple):
     leader_epoch: int = -1
 
 
+class GroupMetadata(NamedTuple):
+    """A consumer as its group knows it at a moment; member_id is empty while it is no member."""
+
+    group_id: str
+    generation_id: int
+    member_id: str
+    group_instance_id: str | None = None
+
+
 class RecordMetadata(msgspec.Struct, frozen=True, gc=False):
     """Where a record was written. `replicas` is how many replicas held it when it was acknowledged."""
 

@@ -132,8 +132,9 @@ class Buffer:
         size: int,
     ) -> Batch:
         """The batch that took the record, as its last one. The lock is held, and let go while there is no room."""
-        if self.used + size + MEMORY_OVERHEAD > self.memory_max or self.error is not None:
-            self.make_room(size + MEMORY_OVERHEAD)
+        memory = size + MEMORY_OVERHEAD
+        if self.used + memory > self.memory_max or self.error is not None:
+            self.make_room(memory)
         batch = lane.open
         if batch is None or batch.columns_bytes + size > self.batch_size:
             batch = self._renew(lane, timestamp_ms)
@@ -149,8 +150,7 @@ class Buffer:
         values.append(value)
         batch.deltas.append(timestamp_ms - batch.base_timestamp)
         batch.columns_bytes += size
-        batch.memory += size + MEMORY_OVERHEAD
-        self.used += size + MEMORY_OVERHEAD
+        self.used += memory
         return batch
 
     def extend(
@@ -186,7 +186,6 @@ class Buffer:
         else:
             batch.deltas.extend([timestamp - base for timestamp in timestamps_ms])
         batch.columns_bytes += size
-        batch.memory += memory
         self.used += memory
         return batch, start
 
@@ -356,4 +355,5 @@ class Buffer:
 
     def _closed(self, batch: Batch) -> Batch:
         batch.count = len(batch.values)
+        batch.memory = batch.columns_bytes - BATCH_OVERHEAD + MEMORY_OVERHEAD * batch.count
         return batch

@@ -12,27 +12,29 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from msgspec import Struct
 
 from zmqueue.client.network import Answer, Request, Timer
-from zmqueue.client.records import end_offset
+from zmqueue.client.records import end_of_range
 from zmqueue.client.routing import BACKOFF_S, BACKOFF_S_MAX, STUCK_S, Router, jittered
-from zmqueue.client.slots import Chunk, Slot
+from zmqueue.client.slots import Chunk, Reset, Slot
 from zmqueue.errors import (
     ClientClosed,
     CorruptBatch,
     FencedEpoch,
+    LogTruncated,
     NetworkError,
     NotLeader,
     OffsetOutOfRange,
     ZmqueueError,
     from_code,
 )
-from zmqueue.model import EARLIEST, LATEST, NO_BROKER, TopicPartition
+from zmqueue.model import LATEST, NO_BROKER, TopicPartition
 from zmqueue.wire import messages
 from zmqueue.wire.frames import Operation
 
@@ -42,8 +44,6 @@ RECORDS_MAX = 2**31 - 1
 REQUESTS_PER_LEADER_MAX = 4
 AHEAD_PAUSE_S = 0.1
 
-RESETS = {"earliest": EARLIEST, "latest": LATEST, "none": None}
-
 
 class FetchSettings(Struct, frozen=True):
     wait_ms: int
@@ -51,7 +51,7 @@ class FetchSettings(Struct, frozen=True):
     bytes_max: int
     partition_bytes: int
     request_timeout_s: float
-    reset: int | None
+    reset: Reset
 
 
 class Asked:
@@ -68,7 +68,7 @@ class Asked:
 class Fetcher:
     def __init__(self, router: Router, settings: FetchSettings) -> None:
         self.changed = threading.Condition()
-        self.slots: dict[TopicPartition, Slot] = {}
+        self.slots: dict[TopicPartition, Slot] = {}  # replaced as a whole, so that it can be looked through anywhere
         self._router = router
         self._network = router.network
         self._settings = settings
@@ -76,21 +76,39 @@ class Fetcher:
         self._stuck: set[Asked] = set()
         self._timer: Timer | None = None
         self._posted = False
+        self.fetches = self.bytes = 0  # answered, and what they brought
         router.listeners.append(self._on_world)
 
-    # -- the application's thread ----------------------------------------------------------------------------------
+    # -- any thread ----------------------------------------------------------------------------------------------
 
-    def assign(self, partitions: Iterable[TopicPartition], reset: int | None) -> None:
+    def assign(self, partitions: Iterable[TopicPartition], reset: Reset, *, asks_group: bool = False) -> None:
         """Have slots for these, and keep those that were there."""
         wanted = dict.fromkeys(partitions)
         with self.changed:
             for gone in self.slots.keys() - wanted.keys():
-                self.slots.pop(gone).clear()
+                self.slots[gone].clear()
+            slots = {}
             for partition in wanted:
-                if partition not in self.slots:
-                    self.slots[partition] = Slot(partition, reset)
+                slot = self.slots.get(partition)
+                if slot is None:
+                    slot = Slot(partition, reset)
+                    slot.asks_group = asks_group
+                slots[partition] = slot
+            self.slots = slots
         self._router.watch({partition.topic for partition in wanted})
         self.poke()
+
+    def add(self, slots: Collection[Slot]) -> None:
+        with self.changed:
+            self.slots = self.slots | {slot.partition: slot for slot in slots}
+        self._router.watch({slot.partition.topic for slot in slots})
+        self.poke()
+
+    def remove(self, slots: Collection[Slot]) -> None:
+        """These, and not others that have come for the same partitions."""
+        gone = set(map(id, slots))
+        with self.changed:
+            self.slots = {partition: slot for partition, slot in self.slots.items() if id(slot) not in gone}
 
     def poke(self) -> None:
         """Something may be worth asking for."""
@@ -125,7 +143,7 @@ class Fetcher:
         with self.changed:
             room = sum(slot.bytes for slot in self.slots.values()) < self._settings.bytes_max
             for slot in self.slots.values():
-                if slot.waits or slot.halted or slot.error is not None:
+                if slot.waits or slot.halted or slot.stopped or slot.asks_group or slot.error is not None:
                     continue
                 if slot.retry_at > now:
                     due = min(due, slot.retry_at)
@@ -159,7 +177,11 @@ class Fetcher:
         settings = self._settings
         entries = [
             messages.FetchEntry(
-                self._topic_id(slot), slot.partition.partition, slot.fetch_offset, settings.partition_bytes
+                self._topic_id(slot),
+                slot.partition.partition,
+                slot.fetch_offset,
+                settings.partition_bytes,
+                slot.fetch_epoch,
             )
             for slot in slots
         ]
@@ -169,9 +191,7 @@ class Fetcher:
 
     def _look_up(self, leader: int, slots: list[Slot]) -> None:
         entries = [
-            messages.OffsetEntry(
-                self._topic_id(slot), slot.partition.partition, LATEST if slot.reset is None else slot.reset
-            )
+            messages.OffsetEntry(self._topic_id(slot), slot.partition.partition, _timestamp(slot.reset))
             for slot in slots
         ]
         message = messages.ListOffsetsRequest(entries)
@@ -197,7 +217,7 @@ class Fetcher:
         asked.probe = self._network.call_later(wait_s + STUCK_S, partial(self._on_stuck, asked))
 
     def _topic_id(self, slot: Slot) -> bytes:
-        return self._router.metadata.topics[slot.partition.topic].topic_id
+        return slot.topic_id or self._router.metadata.topics[slot.partition.topic].topic_id
 
     # -- answers -------------------------------------------------------------------------------------------------
 
@@ -212,6 +232,7 @@ class Fetcher:
             rows, raw = result.message.results, result.raw
             if len(rows) != len(asked.slots) or (raw and len(raw) != len(rows)):
                 error = NetworkError("an answer with a wrong number of results")
+        self.fetches += 1
         with self.changed:
             for index, (slot, token) in enumerate(asked.slots):
                 if slot.token != token:
@@ -232,9 +253,10 @@ class Fetcher:
         slot.high_watermark = max(slot.high_watermark, row.high_watermark)
         if not data:
             return
+        self.bytes += len(data)
         chunk = Chunk(data, slot.fetch_offset)
         try:
-            slot.fetch_offset = end_offset(data, slot.fetch_offset)
+            slot.fetch_offset, slot.fetch_epoch = end_of_range(data, slot.fetch_offset)
         except CorruptBatch:
             # Whatever is sound in it is still handed out; the rest is named when the application comes to it.
             slot.halted = True
@@ -242,13 +264,18 @@ class Fetcher:
         slot.bytes += len(data)
 
     def _on_looked_up(self, slot: Slot, row: messages.OffsetResult, _: bytes) -> None:
-        slot.position = slot.fetch_offset = max(0, row.offset)
-        slot.reset = None
+        if row.offset < 0 and slot.reset != LATEST:
+            # No record is so young: the next one will be.
+            slot.reset = LATEST
+        else:
+            slot.found(max(0, row.offset))
 
     def _on_refused(self, slot: Slot, leader: int, row: Any) -> None:
         error = from_code(row.error)
         if isinstance(error, OffsetOutOfRange) and slot.position is not None:
             self._on_out_of_range(slot, row)
+        elif isinstance(error, LogTruncated) and slot.position is not None:
+            self._on_truncated(slot, row)
         elif isinstance(error, NotLeader | FencedEpoch) and self._hinted(slot, row):
             slot.retry_at = 0.0
         else:
@@ -277,6 +304,15 @@ class Fetcher:
         else:
             limits = f"{row.log_start} to {row.high_watermark}"
             slot.error = OffsetOutOfRange(f"{_name(slot)}: offset {slot.fetch_offset} is not in {limits}")
+
+    def _on_truncated(self, slot: Slot, row: messages.FetchResult) -> None:
+        """What was fetched before is handed out first: it was there, and only then are its successors missed."""
+        if slot.position != slot.fetch_offset:
+            slot.retry_at = time.monotonic() + AHEAD_PAUSE_S
+            return
+        where = slot.fetch_offset
+        lost = f"{_name(slot)}: records from offset {row.truncated_to} on were lost, and it was read up to {where}"
+        slot.error = LogTruncated(lost, partition=slot.partition, position=where, truncated_to=row.truncated_to)
 
     def _on_error(self, slot: Slot, leader: int, error: ZmqueueError) -> None:
         if not error.retriable:
@@ -324,6 +360,12 @@ class Fetcher:
             self._forget(asked)
             if asked.request is not None:
                 self._network.cancel(asked.request)
+
+
+def _timestamp(reset: Reset) -> int:
+    if isinstance(reset, timedelta):
+        return max(0, int((time.time() - reset.total_seconds()) * 1000))
+    return LATEST if reset is None else reset
 
 
 def _name(slot: Slot) -> str:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 from zmqueue.client.network import Answer
-from zmqueue.client.records import end_offset, open_batches
+from zmqueue.client.records import end_of_range, open_batches
 from zmqueue.client.routing import Call, Router
 from zmqueue.errors import OffsetOutOfRange, ZmqueueError
 from zmqueue.model import NO_BROKER, MiB
@@ -84,7 +84,7 @@ class FirstRecords:
                 if len(batch) and batch.base_offset < left.stop:
                     self._settle(number, batch.timestamps[0])
                     return
-            at = end_offset(data, at)
+            at, _ = end_of_range(data, at)
         if at >= left.stop:
             self._settle(number, None)
         else:

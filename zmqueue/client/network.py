@@ -119,7 +119,9 @@ class Network:
         self.answers_malformed = 0
         self.answers_unclaimed = 0
         self.on_link: Callable[[Address, bool], None] | None = None
-        self._pid = os.getpid()
+        # Why this object can no longer be used here; looked at once per record, so no more than an attribute.
+        self.unusable: type[ZmqueueError] | None = None
+        self._forked = False
         self._transport = Transport()
         self._waker = Waker()
         self._transport.watch(self._waker.fileno(), self._waker.clear)
@@ -143,10 +145,8 @@ class Network:
 
     def check(self) -> None:
         """Raise unless the client can still be used here."""
-        if os.getpid() != self._pid:
-            raise ForkedClient
-        if self._stopping:
-            raise ClientClosed
+        if self.unusable is not None:
+            raise self.unusable
 
     def post(self, action: Callable[[], None]) -> None:
         """Run in the IO thread, soon. Dropped when the client is closed."""
@@ -158,13 +158,19 @@ class Network:
 
     def stop(self) -> None:
         """Let the thread end by itself."""
-        if os.getpid() == self._pid:
+        if not self._forked:
             self._stopping = True
+            self.unusable = ClientClosed
             self._wake()
+
+    def on_forked(self) -> None:
+        """In the child: its thread and its sockets are the parent's."""
+        self._forked = True
+        self.unusable = ForkedClient
 
     def close(self) -> None:
         """End the thread and close its sockets. In a forked child there is nothing to end."""
-        if os.getpid() != self._pid:
+        if self._forked:
             return
         self.stop()
         if threading.current_thread() is not self._thread:
@@ -447,4 +453,10 @@ def _stop_all() -> None:
         network.close()
 
 
+def _on_forked() -> None:
+    for network in list(_networks):
+        network.on_forked()
+
+
 atexit.register(_stop_all)
+os.register_at_fork(after_in_child=_on_forked)

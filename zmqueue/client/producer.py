@@ -206,13 +206,16 @@ class Producer:
         elif timestamp_ms < 0:
             raise InvalidRecord(f"timestamp_ms: {timestamp_ms} is negative")
         lanes = self._topics.get(topic) or self._find_topic(topic)
-        self._network.check()
+        if self._network.unusable is not None:
+            self._network.check()
         buffer = self._buffer
         with buffer.lock:
-            if partition is None:
-                lane = self._choose(lanes, key, size)
-            else:
+            if partition is not None:
                 lane = lanes.lanes.get(partition) or self._find_lane(lanes, partition)
+            elif key is None and self._partitioner is None:
+                lane = self._stick(lanes, size)
+            else:
+                lane = lanes.lanes[self._number(lanes, key)]
             batch = buffer.append(lane, value, key, pairs, timestamp_ms, size)
             future = RecordFuture(batch.delivery, len(batch.values) - 1)
         if conversion is not None:
@@ -313,11 +316,6 @@ class Producer:
 
     # -- partitions, with the buffer's lock held -----------------------------------------------------------------
 
-    def _choose(self, lanes: _Topic, key: bytes | None, size: int) -> Lane:
-        if key is None and self._partitioner is None:
-            return self._stick(lanes, size)
-        return lanes.lanes[self._number(lanes, key)]
-
     def _number(self, lanes: _Topic, key: bytes | None) -> int:
         if self._partitioner is not None:
             if lanes.available is None:
@@ -339,20 +337,20 @@ class Producer:
 
     def _stick(self, lanes: _Topic, size: int) -> Lane:
         lane = lanes.sticky
-        if lanes.available is None:
-            self._look_up(lanes)
-            if lane is not None and lane.partition not in (lanes.available or lanes.lanes):
-                lane = None
-        room = self._batch_size - size
-        if lane is not None and lanes.stuck_bytes <= room and (lane.open is None or lane.open.columns_bytes <= room):
+        if lane is not None and lanes.available is not None and lanes.stuck_bytes + size <= self._batch_size:
             lanes.stuck_bytes += size
             return lane
-        if lanes.sticky is not None and lanes.sticky.open is not None:
-            self._buffer.close_open(lanes.sticky)
+        if lanes.available is None:
+            self._look_up(lanes)
+            if lane is not None and lane.partition in (lanes.available or lanes.lanes):
+                return self._stick(lanes, size)
+        if lane is not None and lane.open is not None:
+            self._buffer.close_open(lane)
         choices = lanes.available or list(lanes.lanes)
         lanes.cursor += 1
-        lane = lanes.sticky = lanes.lanes[choices[lanes.cursor % len(choices)]]
-        lanes.stuck_bytes = size
+        lanes.sticky = lane = lanes.lanes[choices[lanes.cursor % len(choices)]]
+        # As the batch counts, so that they are full together.
+        lanes.stuck_bytes = BATCH_OVERHEAD + size
         return lane
 
     def _look_up(self, lanes: _Topic) -> None:

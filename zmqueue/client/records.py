@@ -18,29 +18,33 @@ from zmqueue.errors import CorruptBatch, DeserializationError, ZmqueueError
 from zmqueue.model import LOG_APPEND_TIME, ConsumerRecord
 from zmqueue.wire import batch as wire_batch
 
-__all__ = ["RecordBatch", "deserialized", "end_offset", "open_batches", "to_arrow", "to_pandas"]
+__all__ = ["RecordBatch", "deserialized", "end_of_range", "open_batches", "to_arrow", "to_pandas"]
 
 # body_length, raw_length, record_count, last_offset_delta, base_offset: what is needed to step over a batch.
 _STEP = struct.Struct("<IIIIq")
 _STEP_AT = 8
+_EPOCH = struct.Struct("<i")
+_EPOCH_AT = 64
 
 
-def end_offset(data: bytes, offset: int) -> int:
-    """The offset after a range of whole batches that holds `offset`, from their headers alone. Raises CorruptBatch.
+def end_of_range(data: bytes, offset: int) -> tuple[int, int]:
+    """The offset after a range of whole batches that holds `offset`, and the leader epoch of its last batch.
 
-    Only good for deciding what to ask for next: the checksums are proved when the batches are opened.
+    From the headers alone, so it is good for deciding what to ask for next: the checksums are proved when the batches
+    are opened. Raises CorruptBatch.
     """
-    at, end = 0, offset
+    at, end, last = 0, offset, 0
     while at < len(data):
         if len(data) - at < wire_batch.HEADER_BYTES:
             raise CorruptBatch("a fetched range ends within a batch header")
         body_length, _, _, last_offset_delta, base_offset = _STEP.unpack_from(data, at + _STEP_AT)
+        last = at
         at += wire_batch.HEADER_BYTES + body_length
         next_offset = base_offset + last_offset_delta + 1
         if at > len(data) or next_offset <= end:
             raise CorruptBatch("a fetched range does not consist of whole batches in order")
         end = next_offset
-    return end
+    return end, _EPOCH.unpack_from(data, last + _EPOCH_AT)[0]
 
 
 class RecordBatch:

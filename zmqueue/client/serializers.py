@@ -1,8 +1,8 @@
 """From objects to the bytes of keys and values, and back.
 
 A serializer is a name ("json", "string", "bytes", "cbor"), a callable, or an object (or its class) with the method
-`serialize(topic, value)`, as kafka-python has them; a deserializer one with `deserialize(topic, data)`. Objects may
-have more, which is used where it is there:
+`serialize(topic, value)`, as kafka-python has them; a deserializer one with `deserialize(topic, data)`, or also "avro".
+Objects may have more, which is used where it is there:
 
     serialize_many(topic, values)                a list as long as `values`
     deserialize_many(topic, column, headers)     (what was made before the first failure, that failure or None)
@@ -171,7 +171,16 @@ SERIALIZERS: dict[str, Callable[[], Serializer]] = {
     "json": JsonSerializer,
     "string": StringSerializer,
 }
+
+
+def _avro() -> Deserializer:
+    from zmqueue.client.avro import AvroDeserializer  # which itself needs a consumer
+
+    return AvroDeserializer()
+
+
 DESERIALIZERS: dict[str, Callable[[], Deserializer]] = {
+    "avro": _avro,
     "bytes": BytesDeserializer,
     "cbor": CborDeserializer,
     "json": JsonDeserializer,

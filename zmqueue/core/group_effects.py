@@ -10,6 +10,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from zmqueue.core.effects import Effect, Token
+from zmqueue.core.lease import Lease
+from zmqueue.errors import CoordinatorNotAvailable, ZmqueueError
 
 
 class Write(Effect):
@@ -43,3 +45,14 @@ class GiveUp(Effect):
     """The log may hold what this coordinator cannot know: close it, and let a new one replay the partition."""
 
     reason: str
+
+
+def refusal(token: Token, error: ZmqueueError) -> Refuse:
+    return Refuse(token, error.code, str(error))
+
+
+def served(lease: Lease, token: Token, message: Struct, now_ms: int) -> Answer | Refuse:
+    """An answer that holds only if we still coordinate: another may have taken over once the lease is gone."""
+    if lease.readable(now_ms):
+        return Answer(token, message)
+    return refusal(token, CoordinatorNotAvailable("this broker has lost touch with the controller"))

@@ -210,7 +210,7 @@ def encode(
 ) -> Batch:
     """Close records into a batch, with offset and epoch still unassigned."""
     assert len(values) > 0, "a batch has records"
-    raw = cbor.dumps([timestamp_deltas, keys, values, headers, offset_deltas])
+    raw = _body(timestamp_deltas, keys, values, headers, offset_deltas)
     body = _compress(codec, raw)
     if max_timestamp is None:
         max_timestamp = base_timestamp + max(timestamp_deltas) if timestamp_deltas else base_timestamp
@@ -232,6 +232,14 @@ def encode(
         ),
         body,
     )
+
+
+def _body(timestamps: Sequence[int] | None, *others: Sequence[Any] | None) -> bytes:
+    """The CBOR of all columns as one array."""
+    if timestamps is None:
+        return cbor.dumps([None, *others])
+    columns = b"".join(map(cbor.dumps, others))
+    return cbor.array_head(1 + len(others)) + cbor.dump_integers(timestamps) + columns
 
 
 def decode(header: BatchHeader, body: bytes) -> Columns:

@@ -7,6 +7,8 @@ first value.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from typing import Any
 
@@ -19,7 +21,32 @@ DEPTH_MAX = 8
 # Bodies are in memory already: few large reads are cheaper than many of cbor2's default.
 _READ_BYTES = 64 * KiB
 
-dumps = cbor2.dumps
+dumps: Callable[[Any], bytes] = cbor2.dumps
+
+
+# An array's head by the size of its count, and integers that are their own encoding (RFC 8949, 3 and 3.1).
+_HEADS = ((24, struct.Struct(">B"), 0x80), (1 << 8, struct.Struct(">BB"), 0x98), (1 << 16, struct.Struct(">BH"), 0x99))
+_LONG_HEAD = struct.Struct(">BI")
+_TINY = bytes(range(24))
+
+
+def dump_integers(integers: Sequence[int]) -> bytes:
+    """As `dumps`; an order of magnitude faster where they are tiny, as distances between timestamps mostly are."""
+    try:
+        tiny = bytes(integers)
+    except ValueError:
+        return dumps(integers)
+    if tiny.translate(None, delete=_TINY):
+        return dumps(integers)
+    return array_head(len(tiny)) + tiny
+
+
+def array_head(count: int) -> bytes:
+    """What comes before the entries of an array."""
+    for limit, layout, first in _HEADS:
+        if count < limit:
+            return layout.pack(first | count) if limit == 24 else layout.pack(first, count)
+    return _LONG_HEAD.pack(0x9A, count)
 
 
 class _DenyAll(dict[int, Any]):

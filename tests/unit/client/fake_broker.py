@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from unit.client.fake_coordinator import FakeCoordinator
+
 from zmqueue import errors
 from zmqueue.model import EARLIEST, LATEST
 from zmqueue.transport import Socket, Transport, Waker
@@ -98,6 +100,11 @@ class FakeCluster:
         self.seen: list[Seen] = []
         self.script: Script = lambda seen: DEFAULT
         self.next_producer = 1
+        self.coordinator = FakeCoordinator(
+            self.topics,
+            lambda seen, message: seen.broker in self._sockets and self.answer(seen, message),
+            lambda seen, code: self._sockets[seen.broker].send([seen.peer, *frames.failure(seen.head, code, "")]),
+        )
         self._waiting: list[tuple[float, Seen]] = []
         self._sockets: dict[int, Socket] = {}
         self._reopening: set[int] = set()
@@ -179,7 +186,9 @@ class FakeCluster:
 
     def _run(self) -> None:
         while not self._stop:
-            self._transport.poll(5 if self._waiting or self._reopening else 1000)
+            busy = self._waiting or self._reopening or self.coordinator.waiting
+            self._transport.poll(5 if busy else 1000)
+            self.coordinator.tick()
             for broker in list(self._reopening):
                 self._open(broker)
             while self._posted:
@@ -226,6 +235,8 @@ class FakeCluster:
             self._produce(seen, verdict)
         elif seen.operation in (Operation.FIND, Operation.FETCH_BACKWARD):
             self._look_up(seen)
+        elif seen.operation in FakeCoordinator.OPERATIONS:
+            self.coordinator.handle(seen)
         else:
             self.answer(seen, self._reply(seen))
 

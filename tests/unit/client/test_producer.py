@@ -13,6 +13,7 @@ import pytest
 from unit.client.fake_broker import DROP, GARBAGE, SILENCE, FakeCluster, Partition, Seen
 
 from zmqueue import Producer, errors
+from zmqueue.client.buffer import BATCH_OVERHEAD
 from zmqueue.wire import frames, messages
 from zmqueue.wire.batch import decode
 from zmqueue.wire.frames import Operation
@@ -129,7 +130,7 @@ def test_partitions_without_leader_are_left_out(cluster: FakeCluster, make: Any)
 
 
 def test_records_that_trickle_stay_with_one_partition_for_a_batch_of_bytes(make: Any) -> None:
-    producer = make(batch_size=1_000, linger_ms=0)
+    producer = make(batch_size=1_000 + BATCH_OVERHEAD, linger_ms=0)
     partitions = [producer.send("many", bytes(186)).get(WAIT_S).partition for _ in range(15)]
     assert [partitions.count(first) for first in partitions[::5]] == [5, 5, 5]
     assert partitions == sorted(partitions, key=partitions.index)

@@ -88,3 +88,14 @@ def test_what_is_neither_a_value_nor_dangerous_is_left_to_the_types():
     assert cbor.loads(b"\xf7") is cbor2.undefined
     assert cbor.loads(b"\xe0") == cbor2.CBORSimpleValue(0)
     assert math.isnan(cbor.loads(b"\xf9\x7e\x00"))
+
+
+@given(st.lists(st.integers(-30, 300)) | st.lists(st.integers(0, 23), max_size=300))
+def test_integers_are_written_as_cbor_writes_them(integers):
+    assert cbor.dump_integers(integers) == cbor.dumps(integers)
+
+
+@pytest.mark.parametrize("count", [0, 23, 24, 255, 256, 65_535, 65_536])
+def test_arrays_begin_as_cbor_begins_them(count):
+    assert cbor.dumps([0] * count).startswith(cbor.array_head(count))
+    assert cbor.dump_integers([7] * count) == cbor.dumps([7] * count)
