@@ -466,9 +466,10 @@ class _Checker:
                 # Nothing was acknowledged after it: the load may have ended. Only what followed another fault is known.
                 gap = Gap(fault.x, fault.t, name, until - fault.t, False)
             else:
-                gap_s, before = 0.0, fault.t
+                gap_s, before, at = times[at] - fault.t, times[at], at + 1
                 while at < len(times) and before < until:
-                    gap_s, before, at = max(gap_s, times[at] - before), times[at], at + 1
+                    # It had gone on, so what begins with the next fault is on account of that one.
+                    gap_s, before, at = max(gap_s, min(times[at], until) - before), times[at], at + 1
                 gap = Gap(fault.x, fault.t, name, gap_s, True)
             if worst is None or gap.gap_s > worst.gap_s:
                 worst = gap

@@ -350,8 +350,10 @@ class Cluster:
 
     def status(self, broker: int) -> StatusResponse:
         """A broker's own word, past any proxy."""
-        address = f"{HOST}:{self._made.members[broker].client}"
-        return self.ask(lambda: self.admin.broker_status(address=address))
+        return self.ask(lambda: self._own_word(broker))
+
+    def _own_word(self, broker: int) -> StatusResponse:
+        return self.admin.broker_status(address=f"{HOST}:{self._made.members[broker].client}")
 
     def admit(self, broker: int) -> bool:
         """Let a member whose Raft folder was damaged vote again, as `zmqueue broker admit` does. False if it votes
@@ -405,10 +407,16 @@ class Cluster:
             time.sleep(POLL_S)
 
     def _lacking(self, topics: list[str]) -> str | None:
+        """What the others say of a broker may be about the life it had before: they notice a death late. So each is
+        asked itself first, and others by metadata that is as new."""
         try:
-            serving = [broker.id for broker in self.admin.describe_cluster().brokers if not broker.fenced]
+            words = [self._own_word(broker) for broker in range(self.brokers)]
+            serving = [word.broker for word in words if word.epoch >= 0 and not word.fenced]
             if len(serving) < self.brokers:
                 return f"only brokers {serving} serve"
+            cluster = self.admin.describe_cluster()
+            if cluster.index < max(word.index for word in words) or any(broker.fenced for broker in cluster.brokers):
+                return "the metadata at hand is older than what brokers say of themselves"
             for topic in topics:
                 for partition in self.admin.describe_topic(topic).partitions:
                     if sorted(partition.isr) != sorted(partition.replicas):

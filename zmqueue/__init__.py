@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from zmqueue.client.aio_consumer import AsyncConsumer
     from zmqueue.client.aio_producer import AsyncProducer
     from zmqueue.client.avro import AvroDeserializer, AvroSerializer
+    from zmqueue.client.broker_client import BrokerClient
     from zmqueue.client.consumer import Consumer
     from zmqueue.client.group import ConsumerRebalanceListener
     from zmqueue.client.producer import Producer
@@ -47,6 +48,7 @@ _HOMES = {
     "AsyncProducer": "zmqueue.client.aio_producer",
     "AvroDeserializer": "zmqueue.client.avro",
     "AvroSerializer": "zmqueue.client.avro",
+    "BrokerClient": "zmqueue.client.broker_client",
     "Consumer": "zmqueue.client.consumer",
     "ConsumerRebalanceListener": "zmqueue.client.group",
     "ConsumerRecord": "zmqueue.model",
@@ -66,6 +68,7 @@ __all__ = [
     "AsyncProducer",
     "AvroDeserializer",
     "AvroSerializer",
+    "BrokerClient",
     "Consumer",
     "ConsumerRebalanceListener",
     "ConsumerRecord",

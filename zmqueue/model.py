@@ -95,6 +95,7 @@ class ConsumerRecord(msgspec.Struct, frozen=True, gc=False):
     headers: list[tuple[str, bytes]]
 
 
+INTERNAL_PREFIX = "__"
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
 
 
@@ -102,7 +103,7 @@ def check_topic_name(name: str, *, internal: bool = False) -> str:
     """Kafka's rules for topic names; `__` is kept for internal topics."""
     if name in (".", "..") or not _TOPIC_NAME.match(name):
         raise InvalidTopic(f"topic name {name!r:.80} is not allowed: 1 to 249 of letters, digits, '.', '_' and '-'")
-    if name.startswith("__") and not internal:
+    if name.startswith(INTERNAL_PREFIX) and not internal:
         raise ReservedName(f"topic name {name!r} is reserved: names that begin with '__' belong to zmqueue")
     return name
 

@@ -206,6 +206,15 @@ class SimHandlers:
     def on_command(self, token: Any, outcome: c.Outcome) -> None:
         """Nobody waits."""
 
+    def on_leading(self, key: PartitionKey) -> None:
+        """No groups live here."""
+
+    def on_topics(self) -> None:
+        """No groups live here."""
+
+    def on_moved(self, key: PartitionKey) -> None:
+        self.fetches.on_moved(key, self._broker.clock())
+
     def _reply(self, token: Any, response: FetchResponse, frames: list[bytes]) -> None:
         token.hear(self._broker, response, frames)
 
@@ -502,7 +511,7 @@ class SimBroker:
         self.executor.run(self.node.on_beacon(beacon, self.now))
 
     def on_link(self, broker: int, up: bool) -> None:
-        self.node.on_link(broker, up)
+        self.node.on_link(broker, up, self.now)
 
     # -- clients
 

@@ -23,7 +23,7 @@ CHUNKS, SCHEDULES = 8, 100
 # Mistakes that were found here and corrected, each with a seed that fails when it is put back.
 FIXED = {
     "snapshot-leaves-leaders-an-old-table": 1_000_881,
-    "follower-that-waited-fenced-is-forgotten": 1_000_002,
+    "follower-that-waited-fenced-is-forgotten": 1_000_003,
     "new-log-is-not-synced": 1_000_352,
     "appends-behind-a-failed-one": 1_000_058,
     "late-registration-silences-the-broker": 1_050_355,

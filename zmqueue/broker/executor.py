@@ -56,6 +56,7 @@ class Executor:
             e.SendAck: self._send_ack,
             e.AnswerProduce: self._answer_produce,
             e.Advanced: self._advanced,
+            e.Leading: self._leading,
             e.Moved: self._moved,
             e.SendFetch: self._send_fetch,
             e.AnswerFetch: self._answer_fetch,
@@ -73,6 +74,7 @@ class Executor:
             e.AnswerCommand: self._answer_command,
             e.Propose: self._raft_propose,
             e.Registered: self._registered,
+            e.TopicsChanged: self._topics_changed,
             e.Halt: self._halt,
         }
 
@@ -263,8 +265,12 @@ class Executor:
         self._handlers.fetches.on_advanced(effect.key, self._clock())
         return None
 
+    def _leading(self, effect: e.Leading) -> Follow:
+        self._handlers.on_leading(effect.key)
+        return None
+
     def _moved(self, effect: e.Moved) -> Follow:
-        self._handlers.fetches.on_moved(effect.key, self._clock())
+        self._handlers.on_moved(effect.key)
         return None
 
     def _answer_command(self, effect: e.AnswerCommand) -> Follow:
@@ -279,6 +285,10 @@ class Executor:
 
     def _registered(self, effect: e.Registered) -> Follow:
         self._on_registered(effect.incarnation)
+        return None
+
+    def _topics_changed(self, effect: e.TopicsChanged) -> Follow:
+        self._handlers.on_topics()
         return None
 
     def _halt(self, effect: e.Halt) -> Follow:

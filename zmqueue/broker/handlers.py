@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable
 
 from zmqueue import errors
+from zmqueue.broker.group_host import Writing
+from zmqueue.broker.groups import Groups
 from zmqueue.broker.logs import Logs
 from zmqueue.broker.records import Produce, RecordRequests
 from zmqueue.broker.replies import Replies, Table
@@ -16,7 +18,7 @@ from zmqueue.core import commands as c
 from zmqueue.core.effects import Effect
 from zmqueue.core.node import Node
 from zmqueue.errors import ZmqueueError
-from zmqueue.model import NO_BROKER
+from zmqueue.model import NO_BROKER, PartitionKey
 from zmqueue.transport import Frames, Socket
 from zmqueue.wire import frames as f
 from zmqueue.wire import messages as m
@@ -40,6 +42,7 @@ class Handlers:
         low_disk: Callable[[], bool],
         run: Callable[[list[Effect]], None],
         clock: Callable[[], int],
+        wall_clock: Callable[[], int],
     ) -> None:
         self.bad_frames = 0
         self._node = node
@@ -49,10 +52,13 @@ class Handlers:
         self.records = RecordRequests(node, logs, config, self._replies, run, clock)
         self.fetches = self.records.fetches
         self._cluster = ClusterRequests(node, config.topics, storage, self._replies, low_disk, run, clock)
+        self.groups = Groups(node, logs, config, self._replies, low_disk, run, clock, wall_clock)
+        self._clock = clock
         self._table: Table = {
             Operation.STATUS: lambda token, request, raw: self._replies.answer(token, self._status()),
             **self.records.table,
             **self._cluster.table,
+            **self.groups.table,
         }
 
     def bind(self, socket: Socket) -> None:
@@ -101,11 +107,25 @@ class Handlers:
 
     # -- what the core answers -------------------------------------------------------------------------------------
 
-    def on_produced(self, token: tuple[Produce, int], result: m.ProduceResult) -> None:
-        self.records.on_produced(token, result)
+    def on_produced(self, token: tuple[Produce, int] | Writing, result: m.ProduceResult) -> None:
+        if type(token) is Writing:
+            self.groups.on_produced(token, result)
+        else:
+            self.records.on_produced(token, result)
 
     def on_command(self, done: Callable[[c.Outcome], None], outcome: c.Outcome) -> None:
         done(outcome)
+
+    def on_leading(self, key: PartitionKey) -> None:
+        self.groups.on_leading(key)
+
+    def on_moved(self, key: PartitionKey) -> None:
+        self.fetches.on_moved(key, self._clock())
+        self.groups.on_moved(key)
+
+    def on_topics(self) -> None:
+        self.records.on_topics()
+        self.groups.on_topics()
 
 
 def own_status(node: Node, uptime_ms: int, term: int, voting: bool, bad_frames: int) -> m.StatusResponse:

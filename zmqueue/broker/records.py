@@ -22,7 +22,7 @@ from zmqueue.core.node import Node
 from zmqueue.core.replica import Replica
 from zmqueue.errors import ZmqueueError
 from zmqueue.log.partition_log import PartitionLog
-from zmqueue.model import ACKS_NONE, EARLIEST, LATEST, KiB, PartitionKey
+from zmqueue.model import ACKS_NONE, EARLIEST, INTERNAL_PREFIX, LATEST, KiB, PartitionKey
 from zmqueue.transport import Frames
 from zmqueue.wire import messages as m
 from zmqueue.wire.batch import Batch, check_body, check_produced, parse_header
@@ -62,6 +62,7 @@ class RecordRequests:
         self._run = run
         self._clock = clock
         self._bytes_in_flight = 0
+        self._internal: frozenset[bytes] = frozenset()  # topics that brokers alone write to
         self.table: Table = {
             Operation.PRODUCE: self._produce,
             Operation.FETCH: self._fetch,
@@ -96,6 +97,9 @@ class RecordRequests:
             except ZmqueueError as error:
                 self.on_produced((pending, at), m.ProduceResult(error.code))
                 continue
+            if entry.topic_id in self._internal:
+                self.on_produced((pending, at), m.ProduceResult(errors.ReservedName.code))
+                continue
             key = PartitionKey(entry.topic_id, entry.partition)
             deadline_ms = now_ms + request.timeout_ms
             batch = Batch(header, body)
@@ -105,6 +109,10 @@ class RecordRequests:
             )
             if silent and pending.results[at] is None:
                 self.on_produced((pending, at), m.ProduceResult(0))
+
+    def on_topics(self) -> None:
+        names = self._node.state.names
+        self._internal = frozenset(topic_id for name, topic_id in names.items() if name.startswith(INTERNAL_PREFIX))
 
     def _over_quota(self, key: PartitionKey) -> bool:
         log = self._logs.get(key)
@@ -158,6 +166,8 @@ class RecordRequests:
         return m.OffsetResult(0, offset, timestamp, replica.leader_epoch)
 
     def _delete_records(self, token: Token, request: m.DeleteRecordsRequest, raw: Frames) -> None:
+        if request.topic_id in self._internal:
+            raise errors.ReservedName("the records of an internal topic are the brokers' own")
         key = PartitionKey(request.topic_id, request.partition)
         self._run(self._node.on_delete_records(key, request.offset, self._clock()))
         log_start = self._leading(key).log.log_start

@@ -91,6 +91,7 @@ class Broker:
             lambda: self._raft.low_disk,
             self._executor.run,
             now_ms,
+            wall_ms,
         )
         frame_bytes_max = config.log.batch_bytes_max + FRAME_OVERHEAD_BYTES
         socket = self._transport.router(me.host, me.client, self._handlers.on_ready, frame_bytes_max=frame_bytes_max)
@@ -140,7 +141,7 @@ class Broker:
     def _peer_events(self) -> PeerEvents:
         node, run = self.node, self._executor.run
         return PeerEvents(
-            on_link=node.on_link,
+            on_link=lambda broker, up: node.on_link(broker, up, now_ms()),
             on_heartbeat=lambda heartbeat: node.on_heartbeat(heartbeat, now_ms()),
             on_heartbeat_reply=node.on_heartbeat_reply,
             on_acks=lambda acks: run(node.on_acks(acks, now_ms())),
@@ -169,6 +170,9 @@ class Broker:
         fetch_due = self._handlers.fetches.next_deadline_ms
         if fetch_due is not None:
             due = min(due, fetch_due)
+        groups_due = self._handlers.groups.next_due_ms
+        if groups_due is not None:
+            due = min(due, groups_due)
         self._transport.poll(max(0, due - now))
         self._executor.on_flushed()
         now = now_ms()
@@ -176,6 +180,7 @@ class Broker:
             self._tick_raft()
         self._handlers.fetches.on_tick(now)
         self._executor.run(self.node.step(now))
+        self._handlers.groups.on_turn(now)
         self._maintenance.on_tick(now)
         self._workers.on_tick(now)
         self._executor.end_turn()

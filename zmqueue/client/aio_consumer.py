@@ -24,58 +24,48 @@ from types import TracebackType
 from typing import Any
 
 from zmqueue.client.aio_gate import Gate
-from zmqueue.client.aio_worker import Interrupted, Worker
-from zmqueue.client.consumer import Consumer
+from zmqueue.client.aio_worker import Worker
+from zmqueue.client.consumer import Consumer, Offsets
+from zmqueue.client.group import CommitCallback, ConsumerRebalanceListener
 from zmqueue.client.handout import Records
 from zmqueue.client.records import RecordBatch
-from zmqueue.model import ConsumerRecord, OffsetAndTimestamp, TopicPartition
+from zmqueue.errors import ZmqueueError
+from zmqueue.model import ConsumerRecord, GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
 
 class _Inner(Consumer):
-    """A consumer whose polls can be called back, and that takes back what nobody got."""
-
-    def __init__(self, *topics: str, **settings: Any) -> None:
-        self._called_back = False
-        super().__init__(*topics, **settings)
+    """A consumer that takes back what nobody got."""
 
     @property
     def iteration_timeout_s(self) -> float:
         return self._iteration_timeout_s
 
-    def interrupt(self) -> None:
-        """Any thread."""
-        self._called_back = True
-        with self._fetcher.changed:
-            self._fetcher.changed.notify_all()
-
-    def _wait(self, ready: Callable[[], bool], timeout_s: float) -> bool:
-        found = super()._wait(lambda: self._called_back or ready(), timeout_s)
-        if self._called_back:
-            self._called_back = False
-            raise Interrupted
-        return found
-
     def has_next(self) -> bool:
-        return bool(self._handout.iterated)
+        """Whether there is a record to hand out before a poll has to settle anything."""
+        return bool(self._handout.iterated) and (self._group is None or self._group.at_rest)
 
     def next(self) -> ConsumerRecord:
         return self._handout.iterated.popleft()
 
     def fill(self, timeout_s: float) -> bool:
         """Have a next record. False when the time is over."""
-        if not self._handout.iterated:
-            for records in self.poll(timeout_s * 1000).values():
-                self._handout.iterated.extend(records)
-        return self.has_next()
+        self._poll(timeout_s, self._refill)
+        return bool(self._handout.iterated)
 
     def take_back(self, records: Records) -> None:
-        for part in reversed(records.values()):
-            self._handout.iterated.extendleft(reversed(part))
+        """But for what belongs to others by now."""
+        with self._fetcher.changed:
+            for partition, part in reversed(records.items()):
+                slot = self._fetcher.slots.get(partition)
+                if slot is not None and slot.announced:
+                    self._handout.iterated.extendleft(reversed(part))
 
     def take_back_batches(self, batches: list[RecordBatch]) -> None:
         """They are fetched again: rare, and cheaper than a place to keep them."""
         for batch in reversed(batches):
-            self.seek(TopicPartition(batch.topic, batch.partition), batch.base_offset)
+            partition = TopicPartition(batch.topic, batch.partition)
+            if partition in self._fetcher.slots:
+                self.seek(partition, batch.base_offset)
 
 
 class AsyncConsumer:
@@ -84,7 +74,7 @@ class AsyncConsumer:
     def __init__(self, *topics: str, **settings: Any) -> None:
         self._gate = Gate("AsyncConsumer")
         self._inner = _Inner(*topics, **settings)
-        self._worker = Worker(self._gate, settings.get("client_id", "zmqueue-consumer"), self._inner.interrupt)
+        self._worker = Worker(self._gate, settings.get("client_id", "zmqueue-consumer"), self._inner.wakeup)
         self._closed: asyncio.Future[None] | None = None
         # The thread knows the consumer by its calls alone, so that dropping this object ends both.
         weakref.finalize(self, self._worker.stop).atexit = False
@@ -149,7 +139,9 @@ class AsyncConsumer:
 
     # -- what is read --------------------------------------------------------------------------------------------
 
-    async def subscribe(self, topics: Iterable[str] = (), pattern: str | None = None, listener: Any = None) -> None:
+    async def subscribe(
+        self, topics: str | Iterable[str] = (), pattern: str | None = None, listener: Any = None
+    ) -> None:
         """As the consumer's. The listener's methods run in the loop, and may be async functions."""
         wrapped = None if listener is None else _Listener(listener, self._worker)
         await self._call(Consumer.subscribe, topics, pattern, wrapped)
@@ -179,7 +171,7 @@ class AsyncConsumer:
 
     # -- positions -------------------------------------------------------------------------------------------------
 
-    async def seek(self, partition: TopicPartition, offset: int) -> None:
+    async def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
         await self._call(Consumer.seek, partition, offset)
 
     async def seek_to_beginning(self, *partitions: TopicPartition) -> None:
@@ -189,16 +181,38 @@ class AsyncConsumer:
         """To the end as it will be when the partition is next read or asked for its position."""
         await self._call(Consumer.seek_to_end, *partitions)
 
-    async def position(self, partition: TopicPartition, timeout_ms: int | None = None) -> int:
+    async def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int:
         """The offset of the next record of this partition that will be handed out."""
         return await self._call(Consumer.position, partition, timeout_ms)
 
-    async def committed(self, partition: TopicPartition) -> Any:
-        return await self._call(Consumer.committed, partition)
+    async def highwater(self, partition: TopicPartition) -> int | None:
+        """The offset after the last record that may be read, as the last fetch saw it; None before the first."""
+        return await self._call(Consumer.highwater, partition)
 
-    async def commit(self, offsets: Any = None) -> None:
-        """Commit these offsets, or the positions: everything that was handed out counts as done."""
-        await self._call(Consumer.commit, offsets)
+    # -- the group ---------------------------------------------------------------------------------------------------
+
+    async def commit(self, offsets: Offsets | None = None, timeout_ms: float | None = None) -> None:
+        """Commit these offsets, or the positions: everything that was handed out counts as done.
+
+        Raises CommitFailed where the group has given a partition to another member since.
+        """
+        await self._call(Consumer.commit, offsets, timeout_ms)
+
+    async def commit_async(self, offsets: Offsets | None = None, callback: CommitCallback | None = None) -> None:
+        """As `commit`, without waiting for its end: `callback(offsets, error or None)` runs in the loop."""
+        told = None
+        if callback is not None:
+            told = partial(_tell, self._gate, callback)
+        await self._call(Consumer.commit_async, offsets, told)
+
+    async def committed(
+        self, partition: TopicPartition, metadata: bool = False, timeout_ms: float | None = None
+    ) -> int | OffsetAndMetadata | None:
+        """What the group has committed for this partition; None if nothing."""
+        return await self._call(Consumer.committed, partition, metadata, timeout_ms)
+
+    async def group_metadata(self) -> GroupMetadata:
+        return await self._call(Consumer.group_metadata)
 
     # -- without a position --------------------------------------------------------------------------------------
 
@@ -237,11 +251,19 @@ class AsyncConsumer:
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
-    async def close(self) -> None:
-        """Leave the group, if there is one, and end. Whoever waits in another task hears ClientClosed."""
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        """As the consumer's. It does not wait, so it is not awaited."""
+        return self._inner.metrics()
+
+    async def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:
+        """Commit what was handed out (with auto commit), leave the group, and end; in at most so long (5 s).
+
+        Whoever waits in another task hears ClientClosed.
+        """
         self._gate.enter()
         if self._closed is None:
-            self._closed = self._worker.close(partial(Consumer.close, self._inner)).future
+            call = partial(Consumer.close, self._inner, autocommit, timeout_ms)
+            self._closed = self._worker.close(call).future
         # It needs nobody to go on, so a cancelled close still closes.
         await asyncio.shield(self._closed)
 
@@ -263,4 +285,11 @@ class _Listener:
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("on_partitions_"):
             raise AttributeError(name)
+        if getattr(type(self._listener), name, None) is ConsumerRebalanceListener.on_partitions_lost:
+            # As that says, but that it would not wait for an async function.
+            name = "on_partitions_revoked"
         return partial(self._worker.call_in_loop, getattr(self._listener, name))
+
+
+def _tell(gate: Gate, callback: CommitCallback, offsets: Any, error: ZmqueueError | None) -> None:
+    gate.tell(partial(callback, offsets, error))

@@ -32,10 +32,12 @@ from typing import Any
 from msgspec import Struct
 
 from zmqueue.client.aio_gate import Gate
+from zmqueue.client.arrow import as_rows
 from zmqueue.client.columns import Header
 from zmqueue.client.futures import BulkFuture, BulkMetadata, Delivery, Part, RecordFuture
 from zmqueue.client.producer import Producer
 from zmqueue.client.routing import Router
+from zmqueue.client.serializers import Serializer
 from zmqueue.errors import (
     BufferFull,
     ClientClosed,
@@ -67,6 +69,12 @@ class _Inner(Producer):
         self.post = self._network.post
         self.begin_flush, self.end_flush = self._buffer.begin_flush, self._buffer.end_flush
         self.await_room = self._buffer.await_room
+
+    def rows(self, values: Any, keys: Any, headers: Any, timestamps_ms: Any) -> Any:
+        """Columns of any kind as ones that can be cut."""
+        conversion = self._conversion
+        text_as_bytes = conversion.text_as_bytes if conversion is not None else (True, True)
+        return as_rows(values, keys, headers, timestamps_ms, text_as_bytes)
 
     def knows(self, topic: str) -> bool:
         return topic in self._topics
@@ -183,8 +191,14 @@ class AsyncProducer:
         self._topics = _TopicWatch(self._inner.router, self._gate)
         self._waiting: dict[Delivery, dict[asyncio.Future[None], None]] = {}
         self._hurried: list[Delivery] = []
+        serializers = (settings.get("key_serializer"), settings.get("value_serializer"))
+        self._unprepared = [
+            each.store for each in serializers if isinstance(each, Serializer) and hasattr(each, "store")
+        ]
+        self._preparing: asyncio.Future[Any] | None = None
         self._room_turn = asyncio.Lock()
         self._room_waiter: asyncio.Future[None] | None = None
+        self._sender: asyncio.Task[Any] | None = None  # who sent last, and how often without letting others run
         self._sends = 0
         self._closed = False
         self._closing: asyncio.Future[None]
@@ -240,6 +254,7 @@ class AsyncProducer:
 
         The loop runs between slices. An error, or a cancellation, leaves the slices before it on their way.
         """
+        values, keys, headers, timestamps_ms = self._inner.rows(values, keys, headers, timestamps_ms)
         count = len(values)
         for column in (keys, headers, timestamps_ms):
             if column is not None and not isinstance(column, int) and len(column) != count:
@@ -273,12 +288,19 @@ class AsyncProducer:
         self._gate.enter()
         if self._closed:
             raise ClientClosed
+        task = asyncio.current_task()
+        if task is not self._sender:
+            self._sender, self._sends = task, 0
         self._sends += 1
         if self._sends > _SENDS_PER_TURN:
+            return False
+        if self._unprepared:
             return False
         return not self._room_turn.locked() and self._inner.has_room and self._inner.knows(topic)
 
     async def _until_it_can_go(self, topic: str) -> None:
+        if self._unprepared:
+            await self._prepare()
         if self._sends > _SENDS_PER_TURN:
             self._sends = 0
             await asyncio.sleep(0)
@@ -291,6 +313,14 @@ class AsyncProducer:
             raise BufferFull(f"{self._inner.memory} bytes are unsent, and nothing left in time") from None
         if self._closed:
             raise ClientClosed
+
+    async def _prepare(self) -> None:
+        """Serializers that would wait for the cluster at their first record do it in a thread."""
+        if self._preparing is None or self._preparing.done():
+            self._preparing = self._gate.in_thread(lambda: [store() for store in self._unprepared])
+        # Shared by all who wait, so nobody's cancellation ends it.
+        await asyncio.shield(self._preparing)
+        self._unprepared = []
 
     async def _until_known(self, topic: str, limit_s: float) -> None:
         check_topic_name(topic, internal=True)
@@ -379,6 +409,10 @@ class AsyncProducer:
         self._gate.enter()
         await self._until_known(topic, self._max_block_s if timeout is None else timeout)
         return self._inner.partitions_for(topic, 0)
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """As the producer's. It does not wait, so it is not awaited."""
+        return self._inner.metrics()
 
     # -- the end ---------------------------------------------------------------------------------------------------
 

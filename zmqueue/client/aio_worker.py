@@ -32,11 +32,7 @@ from functools import partial
 from typing import Any
 
 from zmqueue.client.aio_gate import Gate
-from zmqueue.errors import ClientClosed, IllegalState
-
-
-class Interrupted(Exception):
-    """A poll was asked to come back at once. Never seen by applications."""
+from zmqueue.errors import ClientClosed, IllegalState, WakeupError
 
 
 class Stage(Enum):
@@ -78,7 +74,7 @@ def _keep(_: Any) -> None:
 
 class Worker:
     def __init__(self, gate: Gate, name: str, interrupt: Callable[[], None]) -> None:
-        """`interrupt` makes a poll that waits in the thread, or the next that does, raise Interrupted."""
+        """`interrupt` makes a poll that waits in the thread, or the next one, raise WakeupError."""
         self._gate = gate
         self._interrupt = interrupt
         self._calls: deque[Job] = deque()
@@ -107,7 +103,7 @@ class Worker:
     def poll(self, call: Callable[[float], Any], timeout_s: float, undo: Callable[[Any], None] = _keep) -> Job:
         """As `call`, with the result None when the time is over. `undo` runs in the thread, on a result not taken."""
         loop = self._gate.enter()
-        if any(isinstance(each, Listening) and each.task is asyncio.current_task() for each in self._stack):
+        if self._in_listener():
             raise IllegalState("a rebalance listener cannot poll: records come when it has returned")
         job = Job(self._future(), call, loop.time() + timeout_s, undo)
         self._polls.append(job)
@@ -167,9 +163,14 @@ class Worker:
 
     def _future(self) -> asyncio.Future[Any]:
         loop = self._gate.enter()
-        if self._refused:
+        # What a listener does about partitions that closing takes away is part of closing.
+        if self._refused and not self._in_listener():
             raise ClientClosed
         return loop.create_future()
+
+    def _in_listener(self) -> bool:
+        task = asyncio.current_task()
+        return any(isinstance(each, Listening) and each.task is task for each in self._stack)
 
     def _next(self) -> None:
         if self._stack and not isinstance(self._stack[-1], Listening):
@@ -209,13 +210,13 @@ class Worker:
     def _on_end(self, job: Job, result: Any, error: BaseException | None) -> None:
         job.stage = Stage.ENDED
         unwanted = job.abandoned or job.future.done()
-        if isinstance(error, Interrupted) and not unwanted and not self._refused:
+        if isinstance(error, WakeupError) and not unwanted and not self._refused:
             self._again(job)
         elif unwanted and error is None and job.undo is not _keep:
             self._undo(job, result)
         elif unwanted:
             self._free(job)
-        elif isinstance(error, Interrupted):
+        elif isinstance(error, WakeupError):
             job.future.set_exception(ClientClosed())
         elif error is not None:
             job.future.set_exception(error)
@@ -300,7 +301,7 @@ class Worker:
                     return job.call()
                 assert self._gate.loop is not None
                 return job.call(max(0.0, job.deadline - self._gate.loop.time()))
-            except Interrupted:
+            except WakeupError:
                 # One that came too late for the poll it was meant for must not end a call.
                 if job.polls or job.abandoned:
                     raise

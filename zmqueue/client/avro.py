@@ -50,7 +50,7 @@ class AvroSerializer(Serializer):
             raise ConfigError("an AvroSerializer belongs to one cluster, and to keys or to values: make another one")
 
     def store(self) -> None:
-        """Have the schema in the cluster. Blocks; of use before an AsyncProducer's first send."""
+        """Have the schema in the cluster, and wait until it is there to stay."""
         if self._store is None:
             raise IllegalState("an AvroSerializer works as a serializer of a Producer")
         self._store.store(self._text)

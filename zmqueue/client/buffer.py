@@ -34,8 +34,12 @@ BYTES_OVERHEAD = 5
 RECORD_OVERHEAD = BYTES_OVERHEAD + 9
 HEADER_OVERHEAD = 11
 BATCH_OVERHEAD = HEADER_BYTES + 1 + 5 * 5
-# What Python adds to a record in memory: a bytes object and its places in lists.
+# What Python adds in memory: to a record, a bytes object and its places in lists; to its key, another; to its headers a
+# list, and to each of them a pair, its bytes and places.
 MEMORY_OVERHEAD = 50
+KEY_MEMORY = 42
+HEADERS_MEMORY = 72
+HEADER_MEMORY = 140
 
 Headers = list[Any]
 
@@ -133,6 +137,10 @@ class Buffer:
     ) -> Batch:
         """The batch that took the record, as its last one. The lock is held, and let go while there is no room."""
         memory = size + MEMORY_OVERHEAD
+        if key is not None:
+            memory += KEY_MEMORY
+        if headers is not None:
+            memory += HEADERS_MEMORY + HEADER_MEMORY * len(headers)
         if self.used + memory > self.memory_max or self.error is not None:
             self.make_room(memory)
         batch = lane.open
@@ -150,6 +158,7 @@ class Buffer:
         values.append(value)
         batch.deltas.append(timestamp_ms - batch.base_timestamp)
         batch.columns_bytes += size
+        batch.memory += memory
         self.used += memory
         return batch
 
@@ -164,6 +173,10 @@ class Buffer:
     ) -> tuple[Batch, int]:
         """Many records that fit into one batch together; the batch, and the index of the first of them."""
         memory = size + MEMORY_OVERHEAD * len(values)
+        if keys is not None:
+            memory += KEY_MEMORY * len(values)
+        if headers is not None:
+            memory += HEADERS_MEMORY * len(values) + HEADER_MEMORY * sum(len(pairs) for pairs in headers if pairs)
         if self.used + memory > self.memory_max or self.error is not None:
             self.make_room(memory)
         first = timestamps_ms if isinstance(timestamps_ms, int) else timestamps_ms[0]
@@ -186,6 +199,7 @@ class Buffer:
         else:
             batch.deltas.extend([timestamp - base for timestamp in timestamps_ms])
         batch.columns_bytes += size
+        batch.memory += memory
         self.used += memory
         return batch, start
 
@@ -355,5 +369,4 @@ class Buffer:
 
     def _closed(self, batch: Batch) -> Batch:
         batch.count = len(batch.values)
-        batch.memory = batch.columns_bytes - BATCH_OVERHEAD + MEMORY_OVERHEAD * batch.count
         return batch

@@ -49,7 +49,7 @@ class Columns:
             self.timestamps if isinstance(self.timestamps, int) else self.timestamps[at:end],
         )
 
-    def picked(self, positions: list[int]) -> Columns:
+    def picked(self, positions: Sequence[int]) -> Columns:
         def pick(column: Any) -> Any:
             return column if column is None or isinstance(column, int) else [column[at] for at in positions]
 

@@ -113,6 +113,7 @@ class Consumer(Questions):
         self._iteration_timeout_s = consumer_timeout_ms / 1000
         self._client_id = client_id
         self._closing = threading.Event()
+        self._closer: int | None = None  # the thread that tells the listener of the end, which may commit
         self._woken = False
         self._turn = threading.RLock()
         self._polling = False
@@ -346,7 +347,7 @@ class Consumer(Questions):
     def _poll(self, timeout_s: float, gather: Callable[[], Any]) -> Any:
         deadline = time.monotonic() + timeout_s
         with self._alone():
-            if self._polling:
+            if self._polling or self._closer is not None:
                 raise IllegalState("a rebalance listener cannot poll: records come when it has returned")
             self._polling = True
             try:
@@ -430,7 +431,7 @@ class Consumer(Questions):
 
     def _check(self) -> None:
         self._network.check()
-        if self._closing.is_set():
+        if self._closing.is_set() and self._closer != threading.get_ident():
             raise ClientClosed
 
     @contextmanager
@@ -465,10 +466,12 @@ class Consumer(Questions):
             self._fetcher.changed.notify_all()
         timeout_s = CLOSE_S if timeout_ms is None else timeout_ms / 1000
         mine = self._turn.acquire(blocking=False)
+        self._closer = threading.get_ident() if mine else None
         try:
             if self._group is not None:
                 self._group.leave(autocommit=autocommit and mine, timeout_s=timeout_s, tell=mine)
         finally:
+            self._closer = None
             if mine:
                 self._turn.release()
             self._network.close()

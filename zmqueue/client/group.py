@@ -43,6 +43,9 @@ from zmqueue.wire.frames import Operation
 from zmqueue.wire.group_messages import PARTITIONS_MAX, CommitRow, FetchOffsetsRequest
 from zmqueue.wire.messages import TEXT_MAX, PartitionEntry
 
+# How long a poll waits for the IO thread to see that the session is over.
+SESSION_S = 1.0
+
 Offsets = Mapping[TopicPartition, Any]
 CommitCallback = Callable[[dict[TopicPartition, OffsetAndMetadata], ZmqueueError | None], Any]
 
@@ -137,7 +140,7 @@ class Group:
     def at_rest(self) -> bool:
         """Whether an iteration can go on with records that it has: nothing is to be settled."""
         self.membership.polled_at = now = time.monotonic()
-        return not self.has_news and now < self._commit_at
+        return not self.has_news and now < self._commit_at and now < self.membership.session_ends
 
     @property
     def has_news(self) -> bool:
@@ -146,6 +149,9 @@ class Group:
     def settle(self) -> None:
         """Let the application hear of what has changed. Raises what its listener raises, or why it cannot be member."""
         membership = self.membership
+        if time.monotonic() >= membership.session_ends:
+            self._network.post(membership.notice)
+            self._fetcher.wait(lambda: time.monotonic() < membership.session_ends, SESSION_S)
         while True:
             with self._fetcher.changed:
                 if not membership.changes:

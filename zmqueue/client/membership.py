@@ -12,7 +12,8 @@ the next poll.
 Invariants, under the fetcher's lock
 - `changes` has each slot's assignment before its end, and neither if the application heard of none of them.
 - A slot is `announced` from when the application takes its assignment out of `changes` until it takes its end.
-- `life` is the member id that the slots belong to.
+- `life` is the member id that the slots belong to. Past `session_ends` they must be taken for lost, though a process
+  that was stopped for long may poll before its IO thread has come to see that.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class Membership:
         self.polled_at = time.monotonic()
         self.listens = False
         self.life = ""
+        self.session_ends = float("inf")
         # Set by `group`: which topics are wanted (None: no membership), what is to be committed of slots that are let
         # go, and whether records that an iteration has yet to come to are there.
         self.topics: Callable[[], list[str] | None] = lambda: None
@@ -141,6 +143,10 @@ class Membership:
         else:
             self._run(self.member.tick(now))
 
+    def notice(self) -> None:
+        """The session may be over."""
+        self._run(self.member.tick(time.monotonic()))
+
     def _idle_at(self) -> float:
         active = self.member.state in (State.JOINING, State.STABLE, State.REVOKING)
         if self.inside or not active:
@@ -167,6 +173,8 @@ class Membership:
                     self._on_gone()
         with self._fetcher.changed:
             self.life = self.member.member_id if self.member.state != State.OUT else ""
+            self.session_ends = self.member.session_ends
+            self._fetcher.changed.notify_all()
         self._schedule()
 
     def _schedule(self) -> None:

@@ -305,14 +305,23 @@ class Producer:
             parts.append(Part(delivery, start, end - at, positions[at:end]))
             at = end
 
-    def _grouped(self, lanes: _Topic, keys: Sequence[bytes | None]) -> Iterable[tuple[Lane | None, list[int]]]:
-        """Positions by lane, in their order; None stands for the sticky lane."""
-        groups: dict[int, list[int]] = {}
+    def _grouped(self, lanes: _Topic, keys: Sequence[bytes | None]) -> Iterable[tuple[Lane | None, Sequence[int]]]:
+        """Positions by lane, in their order; None stands for the sticky lane.
+
+        Records without a key among such with one stay on one lane: in the order of the call with those beside them.
+        """
+        if self._partitioner is None and all(key is None for key in keys):
+            return [(None, range(len(keys)))]
+        groups: dict[Lane, list[int]] = {}
+        keyless: Lane | None = None
         with self._buffer.lock:
             for position, key in enumerate(keys):
-                number = -1 if key is None and self._partitioner is None else self._number(lanes, key)
-                groups.setdefault(number, []).append(position)
-            return [(lanes.lanes[number] if number >= 0 else None, found) for number, found in groups.items()]
+                if key is None and self._partitioner is None:
+                    lane = keyless = keyless or self._stick(lanes, self._batch_size)
+                else:
+                    lane = lanes.lanes[self._number(lanes, key)]
+                groups.setdefault(lane, []).append(position)
+        return list(groups.items())
 
     # -- partitions, with the buffer's lock held -----------------------------------------------------------------
 

@@ -2,14 +2,13 @@
 
 It only asks; what follows is decided when its commands are applied. It holds no truth, so it can be replaced at any
 moment. On taking over it first commits a barrier, so that it has seen everything decided before, and then gives every
-broker a full session before it calls one dead; only a broker whose connection is closed is called dead sooner.
+broker a full session before it calls one dead; only a broker whose connection is closed is called dead sooner. Mostly
+that is the one that was the controller before: how long its connection has been closed then counts as its silence.
 
 Fencing a healthy broker is always safe for committed records; it costs an election.
 """
 
 from __future__ import annotations
-
-from msgspec import Struct
 
 from zmqueue.config import RaftConfig, ReplicationConfig
 from zmqueue.core.commands import AnyCommand, Barrier, BrokerRef, Command, Digest, Fence, Heal, PartitionRef, Unfence
@@ -20,11 +19,6 @@ from zmqueue.wire.messages import Heartbeat
 HEAL_SCAN_MS = 1_000
 
 
-class Session(Struct):
-    heard_ms: int
-    connected: bool = True
-
-
 class Controller:
     def __init__(self, broker: int, state: ClusterState, config: ReplicationConfig, raft: RaftConfig) -> None:
         self.broker = broker
@@ -33,8 +27,8 @@ class Controller:
         self._raft = raft
         self._term: int | None = None  # the Raft term we lead in
         self._settled = False  # the barrier of this term is applied
-        self._sessions: dict[int, Session] = {}
-        self._down: set[int] = set()  # brokers to which no connection stands
+        self._heard_ms: dict[int, int] = {}
+        self._down_ms: dict[int, int] = {}  # brokers to which no connection stands, since when
         self._short_since: dict[PartitionKey, int] = {}
         self._heal_scan_ms = 0
         self._digest_ms = 0
@@ -63,24 +57,29 @@ class Controller:
             self._restart_timers(now_ms)
 
     def _restart_timers(self, now_ms: int) -> None:
-        self._sessions = {b: Session(now_ms, b not in self._down) for b in self._state.brokers}
+        self._heard_ms = {broker: self._down_ms.get(broker, now_ms) for broker in self._state.brokers}
         self._short_since.clear()
         self._digest_ms = now_ms + self._raft.digest_ms
 
-    def on_link(self, broker: int, up: bool) -> None:
+    def on_link(self, broker: int, up: bool, now_ms: int) -> None:
         """The connection to a broker was made or lost."""
-        (self._down.discard if up else self._down.add)(broker)
-        if broker in self._sessions:
-            self._sessions[broker].connected = up
+        if up:
+            self._down_ms.pop(broker, None)
+        else:
+            self._down_ms.setdefault(broker, now_ms)
 
     def on_heartbeat(self, heartbeat: Heartbeat, now_ms: int) -> tuple[bool, list[AnyCommand]]:
         """Whether the sender may go on believing what it believes; and what to ask for on its behalf."""
         known = self._state.brokers.get(heartbeat.broker)
-        if not self.is_active or known is None or known.epoch != heartbeat.broker_epoch:
+        if known is None or known.epoch != heartbeat.broker_epoch:
             return False, []
-        session = self._sessions.setdefault(heartbeat.broker, Session(now_ms))
-        session.heard_ms = now_ms
-        session.connected = True
+        # One that is heard only now may have been under way when its sender died. A later one came from a broker that
+        # lives, and reaches us although we do not reach it.
+        if now_ms - self._down_ms.get(known.id, now_ms) > self._config.silence_ms:
+            del self._down_ms[known.id]
+        if not self.is_active:
+            return False, []
+        self._heard_ms[known.id] = now_ms
         if heartbeat.index < known.registered_index:
             # It was fenced and does not know it yet: with a lease it would go on as the leader it no longer is.
             return False, []
@@ -88,8 +87,7 @@ class Controller:
 
     def on_stall(self, now_ms: int) -> None:
         """This process did not run for a while: nobody is late on account of that."""
-        for session in self._sessions.values():
-            session.heard_ms = now_ms
+        self._heard_ms = dict.fromkeys(self._heard_ms, now_ms)
 
     def tick(self, now_ms: int) -> list[AnyCommand]:
         if not self.is_active:
@@ -101,10 +99,8 @@ class Controller:
         for broker in self._state.brokers.values():
             if broker.fenced:
                 continue
-            session = self._sessions.setdefault(broker.id, Session(now_ms))
-            silence_ms = now_ms - session.heard_ms
-            limit_ms = self._config.session_ms if session.connected else self._config.silence_ms
-            if silence_ms > limit_ms:
+            limit_ms = self._config.silence_ms if broker.id in self._down_ms else self._config.session_ms
+            if now_ms - self._heard_ms.setdefault(broker.id, now_ms) > limit_ms:
                 dead.append(BrokerRef(broker.id, broker.epoch))
         return [Fence(dead)] if dead else []
 

@@ -164,8 +164,14 @@ class Advanced(Effect):
     key: PartitionKey
 
 
+class Leading(Effect):
+    """This broker leads the partition, in an epoch that begins now."""
+
+    key: PartitionKey
+
+
 class Moved(Effect):
-    """This broker no longer leads the partition: waiting fetches hear so."""
+    """This broker no longer leads the partition, or leads it in another epoch: whoever waits here hears so."""
 
     key: PartitionKey
 
@@ -199,6 +205,10 @@ class Registered(Effect):
     """Our registration is applied: remember it on disk before anything is served."""
 
     incarnation: int
+
+
+class TopicsChanged(Effect):
+    """There are other topics than before, or more partitions of one."""
 
 
 class Halt(Effect):

@@ -34,6 +34,7 @@ from zmqueue.core.effects import (
     Registered,
     SendHeartbeat,
     Token,
+    TopicsChanged,
 )
 from zmqueue.core.epochs import Epochs
 from zmqueue.core.lease import NEVER, Lease
@@ -57,6 +58,7 @@ from zmqueue.wire.messages import (
 
 ISR_CHANGES_PER_COMMAND = 200
 TICK_MS = 50
+TOPIC_COMMANDS = frozenset((c.CreateTopic, c.CreatePartitions, c.DeleteTopic))
 
 
 class Node:
@@ -94,6 +96,10 @@ class Node:
     def is_live(self) -> bool:
         return self.is_registered and self.state.is_live(self.broker)
 
+    @property
+    def lease(self) -> Lease:
+        return self._lease
+
     def readable(self, now_ms: int) -> bool:
         """Whether we may serve reads: a leader cut off for long may have been replaced."""
         return self._lease.readable(now_ms)
@@ -127,6 +133,8 @@ class Node:
             effects += self._check_registration(now_ms)
         if command is not None:
             effects += self._on_own_command(command, applied.outcome, now_ms)
+        if applied.envelope is not None and type(applied.envelope.command) in TOPIC_COMMANDS:
+            effects.append(TopicsChanged())
         return effects + answers
 
     def on_restored(self, now_ms: int) -> list[Effect]:
@@ -140,7 +148,7 @@ class Node:
             effects += self._check_registration(now_ms)
         if command is not None and outcome is not None:
             effects += self._on_own_command(command, outcome, now_ms)
-        return effects + answers
+        return [*effects, TopicsChanged(), *answers]
 
     def _on_own_command(self, command: c.Command, outcome: c.Outcome, now_ms: int) -> list[Effect]:
         self._controller.on_own_command(command, now_ms)
@@ -391,8 +399,8 @@ class Node:
                 effects += replica.on_beacon(row, now_ms)
         return effects
 
-    def on_link(self, broker: int, up: bool) -> None:
-        self._controller.on_link(broker, up)
+    def on_link(self, broker: int, up: bool, now_ms: int) -> None:
+        self._controller.on_link(broker, up, now_ms)
 
     def on_heartbeat(self, heartbeat: Heartbeat, now_ms: int) -> HeartbeatReply:
         ok = False

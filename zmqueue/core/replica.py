@@ -10,7 +10,7 @@ from __future__ import annotations
 from zmqueue import errors
 from zmqueue.config import ReplicationConfig
 from zmqueue.core.commands import PartitionRef, Resign
-from zmqueue.core.effects import AnswerFetch, AnswerProduce, Ask, Effect, Follow, Moved, Token
+from zmqueue.core.effects import AnswerFetch, AnswerProduce, Ask, Effect, Follow, Leading, Moved, Token
 from zmqueue.core.epochs import Epochs
 from zmqueue.core.follower import Follower
 from zmqueue.core.leader import Leader
@@ -77,7 +77,7 @@ class Replica:
                 self.key, self.broker, self.log, partition, min_insync, brokers, self._lease, self._config, now_ms
             )
             self.part = leader
-            effects += leader.begin()
+            effects += [*leader.begin(), Leading(self.key)]
         elif self.leader != NO_BROKER:
             follower = Follower(
                 self.key,

@@ -84,6 +84,7 @@ class Shell:
             lambda: self.low_disk,
             self.executor.run,
             self.clock,
+            self.wall_clock,
         )
         self.answers = Answers()
         self.peers = Silence()
@@ -94,6 +95,9 @@ class Shell:
 
     def clock(self) -> int:
         return self.now_ms
+
+    def wall_clock(self) -> int:
+        return 1_700_000_000_000 + self.now_ms
 
     def proposed(self, data: bytes) -> None:
         self._proposals.append(data)

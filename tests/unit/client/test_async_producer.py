@@ -13,6 +13,7 @@ from unit.client.event_loop import Ticking, each_cancellation, run, until
 from unit.client.fake_broker import DEFAULT, SILENCE, FakeCluster, Seen
 
 from zmqueue import AsyncProducer, errors
+from zmqueue.client.serializers import Serializer
 from zmqueue.wire.batch import decode
 from zmqueue.wire.frames import Operation
 
@@ -251,6 +252,37 @@ def test_a_buffer_that_stays_full_is_an_error_after_max_block_ms(cluster: FakeCl
 
     run(main())
     assert written(cluster) == [b"v" * 2_000, b"room again"]
+
+
+def test_a_serializer_that_waits_for_the_cluster_first_does_not_block_the_loop(cluster: FakeCluster) -> None:
+    class Slow(Serializer):
+        def __init__(self) -> None:
+            self.goes_on = threading.Event()
+            self.stored_in: list[str] = []
+
+        def store(self) -> None:
+            assert self.goes_on.wait(10)
+            self.stored_in.append(threading.current_thread().name)
+
+        def serialize(self, topic: str, value: Any) -> bytes | None:
+            return str(value).encode()
+
+    slow, here = Slow(), threading.current_thread().name
+
+    async def main() -> None:
+        async with producer(cluster, value_serializer=slow) as p, Ticking() as ticking:
+            tasks = [asyncio.ensure_future(p.send("t", n)) for n in range(3)]
+            await until(lambda: ticking.turns > 50)
+            tasks[1].cancel()
+            assert not tasks[0].done()
+            slow.goes_on.set()
+            await asyncio.wait(tasks)
+            assert tasks[1].cancelled()
+
+    run(main())
+    assert sorted(written(cluster)) == [b"0", b"2"]
+    assert len(slow.stored_in) == 1
+    assert here not in slow.stored_in
 
 
 # -- cancellation ----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from unit.client.event_loop import run
 
 from zmqueue import errors
 from zmqueue.client.aio_gate import Gate
-from zmqueue.client.aio_worker import Interrupted, Worker
+from zmqueue.client.aio_worker import Worker
 
 
 class Client:
@@ -42,7 +42,7 @@ class Client:
             self.changed.wait_for(lambda: self.there or self.interrupted, min(timeout_s, 30))
             if self.interrupted:
                 self.interrupted = False
-                raise Interrupted
+                raise errors.WakeupError
             return self.there.pop(0) if self.there else None
 
     def undo(self, item: Any) -> None:

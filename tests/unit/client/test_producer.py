@@ -591,3 +591,16 @@ def test_a_producer_that_is_dropped_ends_its_thread(cluster: FakeCluster) -> Non
     gc.collect()
     thread.join(WAIT_S)
     assert not thread.is_alive()
+
+
+def test_send_many_keeps_its_order_within_a_partition_where_some_have_no_key(cluster: FakeCluster, make: Any) -> None:
+    values = [b"%d" % n for n in range(6)]
+    found = make().send_many("t", values, keys=[b"k", None, b"k", None, None, b"k"]).get(WAIT_S)
+    assert cluster.values() == values
+    assert [metadata.offset for metadata in found] == list(range(6))
+
+
+def test_keyless_records_among_others_go_to_all_partitions_in_turn(make: Any) -> None:
+    producer = make()
+    found = [producer.send_many("many", [b"v", b"w"], keys=[None, b"k"]).get(WAIT_S)[0].partition for _ in range(8)]
+    assert sorted(found) == [0, 0, 1, 1, 2, 2, 3, 3]

@@ -79,10 +79,38 @@ def test_after_the_barrier_everyone_has_a_full_session():
 
 def test_right_after_the_barrier_a_broken_connection_still_counts():
     controller = fresh(Cluster())
-    controller.on_link(3, False)
-    controller.on_raft(True, 3, 0)
+    controller.on_link(3, False, 9_000)
+    controller.on_raft(True, 3, 9_900)
     controller.on_own_command(c.Barrier(3), 10_000)
-    assert fenced(controller.tick(10_001 + CONFIG.silence_ms)) == [3]
+    assert fenced(controller.tick(10_000)) == [3], "it was the controller before, and has been silent for long"
+
+
+def test_a_connection_that_broke_just_before_the_barrier_counts_from_then():
+    controller = fresh(Cluster())
+    controller.on_raft(True, 3, 9_900)
+    controller.on_link(3, False, 9_950)
+    controller.on_link(3, False, 9_990)
+    controller.on_own_command(c.Barrier(3), 10_000)
+    assert fenced(controller.tick(9_950 + CONFIG.silence_ms)) == []
+    assert fenced(controller.tick(9_951 + CONFIG.silence_ms)) == [3]
+
+
+def test_who_is_heard_before_the_barrier_has_a_full_session_although_no_connection_to_it_stands():
+    controller = fresh(Cluster())
+    controller.on_link(3, False, 1_000)
+    controller.on_raft(True, 3, 9_900)
+    assert beat(controller, 3, 9_950) == (False, [])
+    controller.on_own_command(c.Barrier(3), 10_000)
+    assert fenced(controller.tick(10_000 + CONFIG.session_ms)) == []
+
+
+def test_a_connection_that_is_there_again_counts_no_longer():
+    controller = fresh(Cluster())
+    controller.on_link(3, False, 1_000)
+    controller.on_link(3, True, 2_000)
+    controller.on_raft(True, 3, 9_900)
+    controller.on_own_command(c.Barrier(3), 10_000)
+    assert fenced(controller.tick(10_000 + CONFIG.session_ms)) == []
 
 
 def test_who_no_longer_leads_raft_does_nothing():
@@ -112,14 +140,23 @@ def test_a_broker_that_is_silent_for_a_session_is_fenced_under_its_epoch():
 def test_a_silent_broker_whose_connection_is_closed_is_fenced_sooner():
     controller = active(Cluster())
     keep_alive(controller, 1_000, (1, 2, 3))
-    controller.on_link(3, False)
+    controller.on_link(3, False, 750)
     assert fenced(controller.tick(750 + CONFIG.silence_ms)) == []
     assert fenced(controller.tick(751 + CONFIG.silence_ms)) == [3]
 
 
+def test_a_heartbeat_that_was_under_way_when_its_sender_died_does_not_hide_the_death():
+    controller = active(Cluster())
+    keep_alive(controller, 1_000, (1, 2, 3))
+    controller.on_link(3, False, 800)
+    beat(controller, 3, 820)
+    assert fenced(controller.tick(820 + CONFIG.silence_ms)) == []
+    assert fenced(controller.tick(821 + CONFIG.silence_ms)) == [3]
+
+
 def test_a_closed_connection_alone_is_not_enough():
     controller = active(Cluster())
-    controller.on_link(3, False)
+    controller.on_link(3, False, 0)
     for now_ms in range(0, 5_000, 250):
         for broker in (1, 2, 3):
             beat(controller, broker, now_ms)
@@ -136,7 +173,7 @@ def test_a_fenced_broker_is_not_fenced_again():
 def test_a_stall_of_the_controller_fences_nobody():
     controller = active(Cluster())
     keep_alive(controller, 1_000, (1, 2, 3))
-    controller.on_link(2, False)
+    controller.on_link(2, False, 1_000)
     controller.on_stall(60_000)
     assert fenced(controller.tick(60_000)) == []
     assert fenced(controller.tick(60_000 + CONFIG.silence_ms)) == []

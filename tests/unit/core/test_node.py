@@ -34,6 +34,7 @@ from zmqueue.core.effects import (
     Registered,
     SendFetch,
     SendHeartbeat,
+    TopicsChanged,
 )
 from zmqueue.core.metadata import ClusterState
 from zmqueue.core.node import ISR_CHANGES_PER_COMMAND
@@ -389,7 +390,7 @@ def test_a_snapshot_that_holds_the_registration_completes_it():
     newer.apply(world.proposed.pop())
     world.cluster.state.load(newer.encode())
     effects = world.node.on_restored(0)
-    assert kinds(effects) == [Registered, OpenLog]
+    assert kinds(effects) == [Registered, OpenLog, TopicsChanged]
     assert world.node.epoch == 1
 
 
