@@ -210,13 +210,22 @@ def test_lag_is_counted_in_records_and_in_the_age_of_the_first_of_them(
     groups.commit("g", "many", 0, 3)
     groups.commit("g", "many", 1, 2)
     groups.join("g", "m", "many", [0, 2])
-    behind, caught_up, unread = admin.group_lag("g")
+    behind, caught_up, nothing_there = admin.group_lag("g")
     assert (behind.committed, behind.log_start, behind.log_end, behind.lag) == (3, 0, 5, 2)
     assert behind.lag_seconds == about(6000), "by the record itself, which is not the first of its batch"
     assert (behind.member_id, behind.client_id) == ("m", "client-m")
     assert (caught_up.lag, caught_up.lag_seconds, caught_up.member_id) == (0, 0, None)
-    assert (unread.partition, unread.committed, unread.lag, unread.lag_seconds) == (2, None, None, None)
-    assert unread.member_id == "m"
+    assert (nothing_there.committed, nothing_there.lag, nothing_there.lag_seconds) == (None, 0, 0)
+    assert (nothing_there.partition, nothing_there.member_id) == (2, "m")
+
+
+def test_where_nothing_is_committed_a_group_may_begin_anywhere_so_its_lag_is_not_known(
+    cluster: FakeCluster, groups: FakeGroups, admin: Admin
+) -> None:
+    fill(cluster, "many", 0, [9000])
+    groups.join("g", "m", "many", [0])
+    row = lag_of(admin)
+    assert (row.committed, row.log_end, row.lag, row.lag_seconds) == (None, 1, None, None)
 
 
 def test_records_that_retention_removed_count_no_longer(cluster: FakeCluster, groups: FakeGroups, admin: Admin) -> None:
@@ -299,4 +308,4 @@ def test_an_age_that_cannot_be_read_is_unknown_and_the_rest_is_told(
         return None
 
     groups.before = refuse
-    assert [(row.lag, row.lag_seconds) for row in admin.group_lag("g")] == [(1, None), (1, about(8000)), (None, None)]
+    assert [(row.lag, row.lag_seconds) for row in admin.group_lag("g")] == [(1, None), (1, about(8000)), (0, 0)]
