@@ -6,25 +6,23 @@
     ROOT/hooks-N/clock                  how far its wall clock is off (libfaketime; CLOCK_MONOTONIC is left alone)
     ROOT/broker-N.log                   what it said
 
-There is no supervisor: whoever kills a broker starts it again. A broker that ends by itself is noted in `crashes`, and
-started again by `revive`. Processes are children of this one and die with it, also when it is killed (`setpriv
---pdeathsig`); for that, brokers must be started from the main thread.
+Clusters to be used, not broken, are those of `zmqueue.testing`: one folder, and a supervisor. Here is none: whoever
+kills a broker starts it again. A broker that ends by itself is noted in `crashes`, and started again by `revive`.
+Processes are children of this one and die with it, also when it is killed (`setpriv --pdeathsig`); for that, brokers
+must be started from the main thread.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import importlib.util
 import os
-import random
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -43,12 +41,9 @@ from zmqueue.errors import ZmqueueError
 from zmqueue.log.files import DELAY_VARIABLE, LEDGER_VARIABLE
 from zmqueue.log.session import BOOT_ID_VARIABLE
 from zmqueue.supervisor import prepare
+from zmqueue.testing.ports import HOST, reserved_offset
 from zmqueue.wire.messages import StatusResponse
 
-HOST = "127.0.0.1"
-BASE_PORTS = (9092, 9192, 9292, 9392, 9492)
-# Below the range from which the kernel takes ports for outgoing connections.
-OFFSETS = range(1_000, 22_000, 10)
 EXIT_S_MAX = 15.0
 POLL_S = 0.1
 ADMISSIBLE_S_MAX = 30.0
@@ -58,32 +53,6 @@ T = TypeVar("T")
 
 class NotHealed(Exception):
     """The cluster did not become whole in time."""
-
-
-@contextlib.contextmanager
-def reserved_offset(brokers: int) -> Iterator[int]:
-    """A port offset whose ports are free, held against other runs on this machine."""
-    folder = Path(tempfile.gettempdir()) / "zmqueue-test-ports"
-    folder.mkdir(exist_ok=True)
-    for offset in random.SystemRandom().sample(OFFSETS, len(OFFSETS)):
-        with (folder / str(offset)).open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            if all(_is_free(base + offset + i) for base in BASE_PORTS for i in range(brokers)):
-                yield offset
-                return
-    raise NotHealed("no free ports")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-    return True
 
 
 def _free_ports(count: int) -> list[int]:

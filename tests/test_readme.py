@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cluster import running_cluster
+from zmqueue.testing import Cluster
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -24,29 +24,28 @@ def block(heading: str, language: str) -> str:
 
 
 @pytest.mark.integration
-def test_the_readme_works_as_written(tmp_path: Path) -> None:
+def test_the_readme_works_as_written(tmp_path: Path, zmqueue_cluster: Cluster) -> None:
     commands = tmp_path / "bin"
     commands.mkdir()
     (commands / "zmqueue").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m zmqueue "$@"\n')
     (commands / "zmqueue").chmod(0o755)
-    with running_cluster(tmp_path / "data") as cluster:
-        env = {
-            **os.environ,
-            "PATH": f"{commands}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
-            "ZMQUEUE_DATA_DIR": str(cluster.data_dir),
-            "ZMQUEUE_BOOTSTRAP": cluster.bootstrap_servers,
-        }
+    env = {
+        **os.environ,
+        "PATH": f"{commands}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "ZMQUEUE_DATA_DIR": str(zmqueue_cluster.data_dir),
+        "ZMQUEUE_BOOTSTRAP": zmqueue_cluster.bootstrap_servers,
+    }
 
-        def run(*command: str) -> str:
-            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-            assert done.returncode == 0, f"{command}: exit {done.returncode}\n{done.stdout}{done.stderr}"
-            return done.stdout
+    def run(*command: str) -> str:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, f"{command}: exit {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout
 
-        printed = {line: run("bash", "-c", line) for line in block("Try it", "sh").splitlines()}
-        assert printed["zmqueue consume events -o start -n 1"] == "hello\n"
-        program = block("From Python", "python").replace("127.0.0.1:9092", cluster.bootstrap_servers.split(",")[0])
-        assert "one record" in run(sys.executable, "-c", program)
+    printed = {line: run("bash", "-c", line) for line in block("Try it", "sh").splitlines()}
+    assert printed["zmqueue consume events -o start -n 1"] == "hello\n"
+    program = block("From Python", "python").replace("127.0.0.1:9092", zmqueue_cluster.bootstrap_servers.split(",")[0])
+    assert "one record" in run(sys.executable, "-c", program)
 
 
 def test_the_readme_opens_with_the_two_commands() -> None:

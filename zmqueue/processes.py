@@ -285,6 +285,7 @@ def terminate(brokers: Mapping[int, Process], say: Callable[[str], None], timeou
     """SIGTERM to all at once, so that they stop side by side; SIGKILL to those that do not in time."""
     for known in brokers.values():
         send_signal(known, signal.SIGTERM)
+        send_signal(known, signal.SIGCONT)  # one that is suspended hears the first only now
     late = wait_for_exit(brokers.values(), timeout_s)
     for broker_id, known in brokers.items():
         if known in late:

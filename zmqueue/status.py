@@ -65,6 +65,19 @@ class ClusterStatus(msgspec.Struct, frozen=True):
             troubled = ["no controller"]
         return ", ".join(troubled)
 
+    def problems(self) -> list[str]:
+        """What is wrong with the cluster, in words; nothing when it is healthy."""
+        found = [f"broker {broker.id} is {broker.state}" for broker in self.brokers if broker.state != "ready"]
+        if self.controller == NO_BROKER:
+            found.append("no controller")
+        for word, count in (
+            ("without a leader", sum(broker.offline or 0 for broker in self.brokers)),
+            ("short of in-sync replicas", sum(broker.under_replicated or 0 for broker in self.brokers)),
+        ):
+            if count:
+                found.append(f"partitions {word}: {count}")
+        return found
+
 
 class Asker:
     """Asks the brokers of one cluster, all at once, and keeps the connections for the next time."""

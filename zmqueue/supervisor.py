@@ -20,7 +20,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -218,6 +218,7 @@ class Supervisor:
         for end in (self._wake_in, self._wake_out):
             end.setblocking(False)
         self._selector.register(self._wake_out, selectors.EVENT_READ, self._on_wake)
+        self._owner: int | None = None
         self._exit_code: int | None = None
         self._look_at_s = 0.0
 
@@ -234,6 +235,20 @@ class Supervisor:
             self._exit_code = exit_code
 
         self.call(end)
+
+    def end_with(self, known: Process) -> None:
+        """Stop when this process ends, in whatever way: what was started for it alone must not outlive it."""
+        self._owner = open_pidfd(known)
+        if self._owner is None:
+            self.stop()
+            return
+
+        def ended() -> None:
+            self._say(f"pid {known.pid} has ended")
+            self._unwatch_owner()
+            self.stop()
+
+        self._selector.register(self._owner, selectors.EVENT_READ, ended)
 
     def start_all(self) -> None:
         for broker_id, watched in self._watched.items():
@@ -260,6 +275,7 @@ class Supervisor:
     def close(self) -> None:
         for watched in self._watched.values():
             self._unwatch(watched)
+        self._unwatch_owner()
         self._selector.close()
         self._wake_in.close()
         self._wake_out.close()
@@ -344,6 +360,12 @@ class Supervisor:
             os.close(watched.pidfd)
         watched.process, watched.pidfd = None, None
 
+    def _unwatch_owner(self) -> None:
+        if self._owner is not None:
+            self._selector.unregister(self._owner)
+            os.close(self._owner)
+        self._owner = None
+
     def stop_all(self) -> None:
         # Looked up anew: another shell may have started one a moment ago.
         running = {i: found for i, w in self._watched.items() if (found := w.folder.running())}
@@ -368,14 +390,17 @@ def up(
     *,
     on_ready: Callable[[ClusterStatus], None],
     console: Callable[[Supervisor], None] | None = None,
+    owner: Process | None = None,
 ) -> int:
-    """Runs the cluster of `data_dir` until a signal or the console ends it."""
+    """Runs the cluster of `data_dir` until a signal, the console, or the end of its owner ends it."""
     data_dir.mkdir(parents=True, exist_ok=True)
     with lock_supervisor(data_dir):
         cluster, _ = prepare(data_dir, loaded)
         write_run(data_dir, config_file, os.environ)
         supervisor = Supervisor(data_dir, cluster, say)
         _end_on_signals(supervisor)
+        if owner is not None:
+            supervisor.end_with(owner)
         try:
             supervisor.start_all()
         except OSError:
@@ -416,7 +441,7 @@ class StartFailed(ZmqueueError):
         self.details = details or []
 
 
-def up_detached(data_dir: Path, arguments: list[str], timeout_s: float) -> ClusterStatus:
+def up_detached(data_dir: Path, arguments: list[str], timeout_s: float, env: Mapping[str, str]) -> ClusterStatus:
     """Starts `zmqueue up ARGUMENTS` in the background and returns when the cluster is ready, or stops it all again."""
     data_dir.mkdir(parents=True, exist_ok=True)
     # What can be known beforehand should not have to come out of a log.
@@ -425,7 +450,7 @@ def up_detached(data_dir: Path, arguments: list[str], timeout_s: float) -> Clust
     for stale in data_dir.glob("broker-*/failed"):
         stale.unlink()
     start = _Start(data_dir)
-    child = start.spawn(arguments)
+    child = start.spawn(arguments, env)
     try:
         return start.await_ready(child, timeout_s)
     except BaseException:
@@ -444,8 +469,8 @@ class _Start:
         self._log_seen = self._log.stat().st_size if self._log.exists() else 0
         self._seen = [BrokerFolder(data_dir, broker_id).log_end() for broker_id in range(BROKERS_MAX)]
 
-    def spawn(self, arguments: list[str]) -> Process:
-        pid = spawn([sys.executable, "-m", "zmqueue", "up", *arguments], self._log, os.environ)
+    def spawn(self, arguments: list[str], env: Mapping[str, str]) -> Process:
+        pid = spawn([sys.executable, "-m", "zmqueue", "up", *arguments], self._log, env)
         return process(pid) or Process(pid, 0, "gone")
 
     def await_ready(self, child: Process, timeout_s: float) -> ClusterStatus:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cluster import Cluster, running_cluster
 from zmqueue import AsyncConsumer, AsyncProducer, TopicPartition
+from zmqueue.testing import Cluster, running_cluster
 
 PARTITIONS = 10
 RECORDS = 100_000

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cluster import running_cluster
+from zmqueue.testing import Cluster
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,13 +83,12 @@ def test_a_loss_that_no_broker_can_know_of_is_found(tmp_path: Path) -> None:
     assert code == 1
 
 
-def test_the_plain_script_kills_and_starts_brokers_of_a_running_cluster(tmp_path: Path) -> None:
-    with running_cluster(tmp_path / "data", brokers=3) as cluster:
-        before = {broker["id"]: broker["pid"] for broker in cluster.json("status")["brokers"]}
-        command = [sys.executable, "chaos/kill.py", "--data-dir", str(cluster.data_dir)]
-        command += ["--every", "0.5", "--down", "0.2", "--rounds", "1", "--seed", "1"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-        killed = int(done.stdout.split()[2])
-        cluster.wait_healthy()
-        after = {broker["id"]: broker["pid"] for broker in cluster.json("status")["brokers"]}
-        assert [broker for broker in after if after[broker] != before[broker]] == [killed]
+def test_the_plain_script_kills_and_starts_brokers_of_a_running_cluster(cluster: Cluster) -> None:
+    before = {broker["id"]: broker["pid"] for broker in cluster.json("status")["brokers"]}
+    command = [sys.executable, "chaos/kill.py", "--data-dir", str(cluster.data_dir)]
+    command += ["--every", "0.5", "--down", "0.2", "--rounds", "1", "--seed", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    killed = int(done.stdout.split()[2])
+    cluster.wait_healthy()
+    after = {broker["id"]: broker["pid"] for broker in cluster.json("status")["brokers"]}
+    assert [broker for broker in after if after[broker] != before[broker]] == [killed]

@@ -6,26 +6,18 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from tests.integration.cluster import Cluster, running_cluster
 from tests.integration.test_failover import await_in_sync
 from zmqueue import Consumer, Producer, TopicPartition
+from zmqueue.testing import Cluster
 
 KEYS = 50
 SEGMENT_BYTES = 65_536
 CONFIG = ("-c", "cleanup.policy=compact", "-c", f"segment.bytes={SEGMENT_BYTES}", "-c", "segment.ms=1000")
 
 Model = dict[bytes, bytes | None]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("compaction") / "data", brokers=3) as cluster:
-        yield cluster
 
 
 def write(cluster: Cluster, topic: str, model: Model, count: int, seed: int) -> None:

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.cluster import Cluster, running_cluster
 from tests.integration.workload import Load, check, read_all
+from zmqueue.testing import Cluster
 
 PARTITIONS = 10
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("failover") / "data") as cluster:
-        yield cluster
 
 
 def in_sync(cluster: Cluster, topic: str) -> bool:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cluster import Cluster, running_cluster
 from tests.integration.test_failover import await_in_sync
 from zmqueue import Consumer, Producer, TopicPartition
 from zmqueue.errors import NoSuchIndex
 from zmqueue.log.files import DiskFiles
 from zmqueue.log.secondary import describe_index
+from zmqueue.testing import Cluster, running_cluster
 
 RECORDS = 12_000
 CUSTOMERS = 100

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cluster import Cluster, running_cluster
 from tests.integration.workload import read_all
 from zmqueue import Producer
 from zmqueue.errors import DeliveryTimeout
+from zmqueue.testing import Cluster, running_cluster
 
 SIZE_MIB = 24
 FILLER_MIB = 12
@@ -33,7 +33,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def cluster(small_disk: Path) -> Iterator[Cluster]:
-    with running_cluster(small_disk / "data", brokers=3, env={"ZMQUEUE_RAFT__DISK_RESERVE_BYTES": "65536"}) as cluster:
+    with running_cluster(small_disk / "data", config={"raft.disk_reserve_bytes": 65536}) as cluster:
         yield cluster
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.cluster import Cluster, running_cluster
 from tests.integration.members import Held, Member, until
 from zmqueue import Admin, OffsetAndMetadata, TopicPartition, errors
+from zmqueue.testing import Cluster, running_cluster
 from zmqueue.wire.group_messages import OFFSETS_TOPIC, group_partition
 
 PARTITIONS = 4

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cluster import Cluster, running_cluster
 from zmqueue import Admin, Producer
+from zmqueue.testing import Cluster, running_cluster
 
 PARTITIONS = 1_000
 TOPIC = "many"
@@ -22,7 +22,7 @@ IDLE_S = 5.0
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("many") / "data") as cluster:
+    with running_cluster(tmp_path_factory.mktemp("many") / "data", brokers=5) as cluster:
         cluster.command("topic", "create", TOPIC, "-p", str(PARTITIONS))
         cluster.wait_healthy()
         yield cluster

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cluster import Cluster, running_cluster
 from zmqueue import Admin, Producer
+from zmqueue.testing import Cluster, running_cluster
 
 VICTIM = 3
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("operator") / "data") as cluster:
+    with running_cluster(tmp_path_factory.mktemp("operator") / "data", brokers=5) as cluster:
         yield cluster
 
 

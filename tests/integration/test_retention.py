@@ -7,16 +7,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.integration.cluster import Cluster, running_cluster
 from tests.integration.workload import Load
 from zmqueue import Admin, Consumer, Producer, TopicPartition, errors
 from zmqueue.client.descriptions import PartitionDescription
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("retention") / "data", brokers=3) as cluster:
-        yield cluster
+from zmqueue.testing import Cluster
 
 
 @pytest.fixture

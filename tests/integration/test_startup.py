@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from chaos.cluster import BASE_PORTS, reserved_offset
-from tests.integration.cluster import Cluster, running_cluster
+from zmqueue.testing import Cluster, running_cluster
+from zmqueue.testing.ports import BASE_PORTS, reserved_offset
 
 
 def refused(cluster: Cluster, exit_code: int, *arguments: str) -> str:
@@ -36,7 +36,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         port = BASE_PORTS[0] + offset + 1
         holder.bind(("127.0.0.1", port))
         holder.listen()
-        cluster = Cluster(tmp_path / "data", offset, 3, {})
+        cluster = Cluster(tmp_path / "data", offset, brokers=3)
         assert str(port) in refused(cluster, 1, "--brokers", "3")
 
 
@@ -44,7 +44,7 @@ def test_an_unknown_setting_names_the_nearest_one(tmp_path: Path) -> None:
     config = tmp_path / "zmqueue.toml"
     config.write_text('[log]\nfsink = "always"\n')
     with reserved_offset(3) as offset:
-        cluster = Cluster(tmp_path / "data", offset, 3, {})
+        cluster = Cluster(tmp_path / "data", offset, brokers=3)
         line = refused(cluster, 78, "--config", str(config))
         assert "log.fsink" in line
         assert "log.fsync" in line
@@ -55,7 +55,7 @@ def test_a_corrupt_configuration_is_refused(tmp_path: Path) -> None:
     config = tmp_path / "zmqueue.toml"
     config.write_bytes(b"[log\n\xff\x00")
     with reserved_offset(3) as offset:
-        cluster = Cluster(tmp_path / "data", offset, 3, {})
+        cluster = Cluster(tmp_path / "data", offset, brokers=3)
         assert str(config) in refused(cluster, 78, "--config", str(config))
         assert not cluster.data_dir.exists()
 

@@ -426,6 +426,42 @@ def test_the_end_of_the_supervisor_ends_its_brokers_and_tells_how(tmp_path, mode
     assert all(folder.is_stopped and not folder.pid_file.exists() for folder in watching.folders)
 
 
+def test_a_cluster_ends_with_the_process_that_it_was_started_for(tmp_path, mode, child):
+    owner = child()
+    with Watching(tmp_path) as watching:
+        for folder in watching.folders:
+            wait_until_up(folder)
+        known = identity(owner.pid)
+        watching.supervisor.call(lambda: watching.supervisor.end_with(known))
+        heard = threading.Event()
+        watching.supervisor.call(heard.set)
+        assert heard.wait(10)
+        owner.kill()
+        watching.wait_for(f"pid {owner.pid} has ended")
+        watching.wait_for("stopping 2 brokers")
+    assert [folder.running() for folder in watching.folders] == [None, None]
+
+
+def test_a_cluster_whose_owner_is_gone_already_ends_at_once(tmp_path, mode, child):
+    owner = identity(child().pid)
+    processes.send_signal(owner, signal.SIGKILL)
+    processes.wait_for_exit([owner], 5)
+    with Watching(tmp_path) as watching:
+        watching.supervisor.call(lambda: watching.supervisor.end_with(owner))
+        watching.wait_for("stopping 2 brokers")
+
+
+def test_a_suspended_broker_hears_that_it_is_to_stop(tmp_path, mode):
+    folder = BrokerFolder(tmp_path, 0)
+    started = folder.start()
+    wait_until_up(folder)
+    processes.send_signal(started, signal.SIGSTOP)
+    said: list[str] = []
+    assert folder.stop(said.append)
+    assert said == []
+    assert processes.reap(started.pid) == 0
+
+
 def test_brokers_that_already_run_are_adopted(tmp_path, mode):
     before = BrokerFolder(tmp_path, 1).start()
     with Watching(tmp_path) as watching:

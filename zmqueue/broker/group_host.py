@@ -19,7 +19,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import final
 
@@ -38,8 +38,9 @@ from zmqueue.wire.group_messages import GroupRow
 
 _logger = logging.getLogger(__name__)
 
-# What one turn of the loop reads of a log: a few milliseconds of work.
-SLICE_BYTES = 64 * KiB
+READ_BYTES = 64 * KiB
+# How many records are read in one go: a few milliseconds of work.
+SLICE_RECORDS = 100
 WRITE_TIMEOUT_MS = 10_000
 RETRY_MS = 5_000
 RECORD_OVERHEAD_BYTES = 32
@@ -91,48 +92,49 @@ class Host:
         self.coordinator = world.new_coordinator()
         self.phase = Phase.READING
         self._at, self._end = self._view.log_start, self._view.log_end
+        self._reading = self._read()
         self._since_ms = world.clock()
         self.due_ms: int | None = None  # when time matters next
 
     # -- taking over -----------------------------------------------------------------------------------------------
 
-    def read_on(self) -> None:
-        """Another slice of the log, or a look at how far it is committed."""
+    def look(self) -> None:
+        """Read another slice of the log, or see how far it is committed."""
         if self.phase is Phase.READING:
             self._read_slice()
         if self.phase is Phase.WAITING and self._view.high_watermark >= self._end:
             self._activate()
 
     def _read_slice(self) -> None:
-        self._at = max(self._at, self._view.log_start)
         try:
-            for batch in split(self._world.logs[self.key].read(self._at, SLICE_BYTES, self._end)):
-                self._at = batch.header.next_offset
-                self._replay(batch)
+            next(self._reading)
+        except StopIteration:
+            self.phase = Phase.WAITING
         except CorruptLog as error:
             self._world.node.on_lost(self.key)
-            return self._fail(str(error))
+            self._fail(str(error))
         except ZmqueueError as error:
-            return self._fail(str(error))
+            self._fail(str(error))
         except Exception:
             _logger.exception("group partition %d: before offset %d", self.key.partition, self._at)
-            return self._fail(MISTAKE)
-        if self._at >= self._end:
-            self.phase = Phase.WAITING
-        return None
+            self._fail(MISTAKE)
 
-    def _replay(self, batch: Batch) -> None:
-        header = batch.header
-        if header.attributes & CONTROL or not header.record_count:
-            return
-        columns = decode(header, batch.body)
-        keys = columns.keys or [None] * len(columns.values)
-        for key, value in zip(keys, columns.values, strict=True):
-            try:
-                self.coordinator.replay(key, value)
-            except CorruptBatch as error:
-                # Its bytes are as they were written: whoever wrote them was wrong, and no other copy is better.
-                _logger.error("group partition %d: batch at %d: %s", self.key.partition, header.base_offset, error)
+    def _read(self) -> Iterator[None]:
+        """Tell the coordinator all that the log holds, with a stop after every slice."""
+        count = 0
+        while self._at < self._end:
+            self._at = max(self._at, self._view.log_start)
+            for batch in split(self._world.logs[self.key].read(self._at, READ_BYTES, self._end)):
+                self._at = batch.header.next_offset
+                for key, value in _records(batch):
+                    try:
+                        self.coordinator.replay(key, value)
+                    except CorruptBatch as error:
+                        # Its bytes are as they were written: whoever wrote them was wrong, and no copy is better.
+                        _logger.error("group partition %d: before %d: %s", self.key.partition, self._at, error)
+                    count += 1
+                    if count % SLICE_RECORDS == 0:
+                        yield
 
     def _fail(self, reason: str) -> None:
         _logger.error("group partition %d: no coordinator for now: %s", self.key.partition, reason)
@@ -260,6 +262,14 @@ class Host:
         self._writes.clear()
         for token in waiting.values():
             self._world.replies.fail(token, error.code, str(error))
+
+
+def _records(batch: Batch) -> Iterable[tuple[bytes | None, bytes | None]]:
+    header = batch.header
+    if header.attributes & CONTROL or not header.record_count:
+        return ()
+    columns = decode(header, batch.body)
+    return zip(columns.keys or [None] * len(columns.values), columns.values, strict=True)
 
 
 class _GaveUp(Exception):

@@ -38,8 +38,9 @@ from zmqueue.wire.messages import ProduceResult
 PARTITIONS = 10
 REPLICAS_MAX = 3
 # Small segments: what a new coordinator has to read is mostly the last one, which compaction leaves alone.
-TOPIC_CONFIG = {"cleanup.policy": "compact", "storage.mode": "disk", "segment.bytes": str(4 * MiB)}
-# How long reading may go on in one turn of the loop, over all partitions that are taken over.
+TOPIC_CONFIG = {"cleanup.policy": "compact", "storage.mode": "disk", "segment.bytes": str(MiB)}
+# How long reading may go on in one turn of the loop, over all partitions that are taken over: one gets ready before the
+# next, and each reads on a little.
 READ_MS_PER_TURN = 10
 
 
@@ -118,8 +119,9 @@ class Groups:
         for host in self._hosts.values():
             if host.due_ms is not None and host.due_ms <= now_ms:
                 host.on_time(now_ms)
-            if host.phase is not Phase.ACTIVE and self._clock() - now_ms <= READ_MS_PER_TURN:
-                host.read_on()
+            host.look()
+            while host.phase is Phase.READING and self._clock() - now_ms < READ_MS_PER_TURN:
+                host.look()
         self._write(now_ms)
 
     def _write(self, now_ms: int) -> None:

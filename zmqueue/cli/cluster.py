@@ -46,6 +46,7 @@ def cluster_of(choices: Choices) -> ClusterFile:
     metavar="SECONDS",
     help="With --detach: how long to wait for the cluster to be ready.",
 )
+@click.option("--with-pid", type=int, metavar="PID", help="Stop the cluster when this process ends, however it ends.")
 @output_option
 @click.pass_obj
 def up(
@@ -56,6 +57,7 @@ def up(
     port_offset: int | None,
     detach: bool,
     timeout: float,
+    with_pid: int | None,
 ) -> None:
     """Start a cluster: its brokers, and a supervisor that restarts those that crash.
 
@@ -67,6 +69,11 @@ def up(
     """
     from zmqueue import config, supervisor
     from zmqueue.cli.output import print_status, say
+    from zmqueue.processes import process
+
+    owner = None if with_pid is None else process(with_pid)
+    if with_pid is not None and owner is None:
+        raise click.UsageError(f"--with-pid: no process {with_pid}")
 
     flags: dict[str, Any] = {
         "cluster.brokers": brokers,
@@ -87,10 +94,11 @@ def up(
             ("--storage", storage),
             ("--config", config_file.absolute() if config_file else None),
             ("--port-offset", port_offset),
+            ("--with-pid", with_pid),
         ):
             arguments += [name, str(value)] if value is not None else []
         try:
-            print_status(choices, supervisor.up_detached(data_dir, arguments, timeout))
+            print_status(choices, supervisor.up_detached(data_dir, arguments, timeout, os.environ))
         except supervisor.StartFailed as error:
             for line in error.details:
                 say(line)
@@ -110,6 +118,7 @@ def up(
         _say_with_time,
         on_ready=on_ready,
         console=start_console if sys.stdin is not None and sys.stdin.isatty() else None,
+        owner=owner,
     )
     raise Failed(code)
 
@@ -174,24 +183,10 @@ def health(choices: Choices, wait_s: float) -> None:
 
     deadline_s = time.monotonic() + wait_s
     with Asker(choices.data_dir, cluster_of(choices)) as asker:
-        while (found := problems(asker.status())) and (left_s := deadline_s - time.monotonic()) > 0:
+        while (found := asker.status().problems()) and (left_s := deadline_s - time.monotonic()) > 0:
             time.sleep(min(LOOK_AGAIN_S, left_s))
     if choices.json or not found:
         result(choices, {"healthy": not found, "problems": found}, "healthy")
     if found:
         say(f"zmqueue: unhealthy: {', '.join(found)}")
         raise Failed(EXIT_UNHEALTHY)
-
-
-def problems(status: ClusterStatus) -> list[str]:
-    """What is wrong with the cluster, in words; nothing when it is healthy."""
-    found = [f"broker {broker.id} is {broker.state}" for broker in status.brokers if broker.state != "ready"]
-    if status.controller < 0:
-        found.append("no controller")
-    for word, count in (
-        ("without a leader", sum(broker.offline or 0 for broker in status.brokers)),
-        ("short of in-sync replicas", sum(broker.under_replicated or 0 for broker in status.brokers)),
-    ):
-        if count:
-            found.append(f"partitions {word}: {count}")
-    return found

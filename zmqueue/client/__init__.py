@@ -1,11 +1,16 @@
 """What applications use to talk to a cluster.
 
-    producer    send, send_many        consumer      poll, poll_batches         admin    topics, cluster
+    producer    send, send_many        consumer      poll, poll_batches         admin    topics, groups, cluster
     ├ columns   records, measured      ├ questions   what needs no position
-    ├ buffer    batches being filled   ├ subscription   what is read
-    ├ sender    batches on their way   ├ fetcher     who is asked for what
-    └ ordering  what is sent again     ├ handout     what the application gets
-                (pure)                 ├ slots       one partition being read
+    ├ buffer    batches being filled   ├ subscription   what is read without a group
+    ├ sender    batches on their way   ├ group       the application's side of a group
+    └ ordering  what is sent again     │ ├ membership   its side in the IO thread ─ member (pure)
+                (pure)                 │ ├ commits   offsets on their way ─ a queue (pure)
+                                       │ ├ starts    where partitions begin
+                                       │ └ coordinator   which broker to ask about the group
+                                       ├ fetcher     who is asked for what
+                                       ├ handout     what the application gets
+                                       ├ slots       one partition being read
                                        └ records     batches, opened
                 aio_producer, aio_consumer   for an event loop, on aio_gate and aio_worker
                 routing    which broker to ask  ─ metadata (pure)

@@ -11,8 +11,8 @@
 sequence number its offset, so whatever is published here is read by a `Consumer`, and the other way round.
 
 What differs from Message Broker
-- A topic has partitions (ten, or what the cluster is set to), and messages are in order within one. `partitions=1`
-  gives one sequence for the whole topic.
+- A topic has partitions (ten, or what the cluster is set to). `publish` goes round them, and messages are in order
+  within one. `partitions=1` gives one sequence for the whole topic.
 - Subscribers of one subscription share it by partition, and not message by message: each partition's messages go to
   one of them, as long as it is there. With one partition one subscriber gets them all and the others stand by.
 - A message is acknowledged when its handler has returned; it comes again if that raised, or if the process died.
@@ -63,7 +63,14 @@ class _Connection:
         except BaseException:
             self.admin.close()
             raise
-        self.producer = Producer(bootstrap_servers=bootstrap, client_id=client_id, linger_ms=0, max_block_ms=timeout_ms)
+        # Message by message to another partition, so that those who share a subscription get them nearly in turns.
+        self.producer = Producer(
+            bootstrap_servers=bootstrap,
+            client_id=client_id,
+            linger_ms=0,
+            max_block_ms=timeout_ms,
+            partitioner="round_robin",
+        )
         self.subscriptions = Subscriptions(self.admin, bootstrap, client_id)
 
     def close(self) -> None:

@@ -73,6 +73,7 @@ class Member(Struct):
     heard_ms: int = 0
     excused: bool = False  # its session was begun anew since it was heard, because it was us who did not listen
     named: int = 0  # the newest revision that the member named to this coordinator
+    met: bool = False  # it has been heard by this coordinator
     parked: Parked | None = None
     deadline_ms: int | None = None  # until when it must let go of something; None before it could have heard so
 
@@ -195,6 +196,13 @@ class Group:
             (known := self.topics.get(name)) is None or (known.topic_id, known.partitions) != seen[name]
             for name in names
         )
+
+    def unread(self, cluster: Cluster) -> Iterator[tuple[str, int, int]]:
+        """Topics of which the group reads only as many partitions as its limit allows, and how many they have."""
+        for name in self.subscribed():
+            topic, known = cluster.topic_named(name), self.topics[name]
+            if topic is not None and len(topic.partitions) > known.partitions:
+                yield name, known.partitions, len(topic.partitions)
 
     def note_topics(self) -> None:
         """They have changed: a new target is due."""

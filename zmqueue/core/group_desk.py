@@ -102,12 +102,14 @@ class Desk:
         # What a member subscribes to, it tells in order; one that names less than it did before comes late.
         if request.topics is not None and request.revision >= member.named:
             self._subscribe(member, request)
+        # Who has just found us may have waited long at the former coordinator, and is told soon that all is well.
+        wait_ms = request.wait_ms if member.met else 0
         if request.revision <= member.revision:
             member.named = max(member.named, request.revision)
         if self.group.let_go(member, request.revision, request.revoking):
             self._dirty = True
-        member.heard_ms, member.excused = max(member.heard_ms, now_ms), False
-        effects = self._park(member, token, request, now_ms)
+        member.heard_ms, member.excused, member.met = max(member.heard_ms, now_ms), False, True
+        effects = self._park(member, token, request.revision, wait_ms, now_ms)
         return effects + (self._answer(member, now_ms) if self.clean else self._advance(now_ms))
 
     def _subscribe(self, member: Member, request: GroupHeartbeatRequest) -> None:
@@ -135,7 +137,7 @@ class Desk:
         around = self._around
         subscription = subscription_of(request, around.config, around.assignors)
         member = Member(request.member_id, request.instance_id, request.client_id, subscription)
-        member.heard_ms = now_ms
+        member.heard_ms, member.met = now_ms, True
         self._check_limits(member, present)
         effects: list[Effect] = []
         self._dirty = True
@@ -148,7 +150,7 @@ class Desk:
                 effects += self.gate(refusal(present.parked.token, gone))
             effects.append(Log(f"group {self.group.name}: {member.member_id} takes the place of {present.member_id}"))
         self.group.emptied_ms = -1
-        return [*effects, *self._park(member, token, request, now_ms), *self._advance(now_ms)]
+        return [*effects, *self._park(member, token, request.revision, request.wait_ms, now_ms), *self._advance(now_ms)]
 
     def _check_limits(self, member: Member, replaced: Member | None) -> None:
         if not fits(self.group, member, replaced, self._around.config, self._around.cluster):
@@ -165,11 +167,11 @@ class Desk:
 
     # -- what members are told -----------------------------------------------------------------------------------
 
-    def _park(self, member: Member, token: Token, request: GroupHeartbeatRequest, now_ms: int) -> list[Effect]:
+    def _park(self, member: Member, token: Token, revision: int, wait_ms: int, now_ms: int) -> list[Effect]:
         """An older heartbeat of the member has nothing more to wait for."""
         effects = self._release_parked(member, now_ms)
-        wait_ms = min(request.wait_ms, member.subscription.session_timeout_ms // 2)
-        member.parked = Parked(token, request.revision, now_ms + wait_ms)
+        wait_ms = min(wait_ms, member.subscription.session_timeout_ms // 2)
+        member.parked = Parked(token, revision, now_ms + wait_ms)
         self._due_by(member.parked.due_ms)
         self._due_by(member.expires_ms)
         return effects
@@ -250,6 +252,10 @@ class Desk:
             effects.append(Log(f"group {group.name}: {problem}; sticky decides instead", warning=True))
         if group.generation != generation:
             effects.append(Log(f"group {group.name}: generation {group.generation}, {len(group.members)} members"))
+            for name, reads, has in group.unread(around.cluster):
+                effects.append(
+                    Log(f"group {group.name} reads only {reads} of {has} partitions of {name}", warning=True)
+                )
         self._dirty, self._writing, self._retry_ms = False, True, None
         write = around.write(self, [(encode(GroupKey(group.name)), encode(snapshot(group)))])
         self.written_last = write.number

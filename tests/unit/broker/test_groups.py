@@ -402,16 +402,31 @@ def test_a_long_log_is_read_in_slices_and_the_loop_goes_on_meanwhile(
     coordinating: GroupShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shell, group = coordinating, coordinating.group()
+    for _ in range(2):
+        for _ in range(3):
+            shell.commit_offset(group)
+        shell.turn()
+    shell.acknowledge(group)
+    shell.away_and_back(group)
+    monkeypatch.setattr(group_host, "SLICE_RECORDS", 2)
+    monkeypatch.setattr(groups, "READ_MS_PER_TURN", 0)
+    counts = []
+    while shell.handlers.groups.next_due_ms == 0:  # so the loop does not sleep
+        shell.handlers.groups.on_turn(shell.now_ms)
+        counts.append(len(shell.stand(group).replayed))
+    assert counts == [2, 4, 6, 6], "also within a batch"
+    assert values(shell.stand(group)) == [b"%d" % number for number in range(1, 7)]
+
+
+def test_reading_goes_on_for_as_long_as_a_turn_may_take(
+    coordinating: GroupShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell, group = coordinating, coordinating.group()
     written(shell, group, 5)
     shell.away_and_back(group)
-    shell.codes.clear()
-    monkeypatch.setattr(group_host, "SLICE_BYTES", 1)
-    for count in range(1, 6):
-        assert shell.handlers.groups.next_due_ms == 0, "the loop does not sleep"
-        shell.handlers.groups.on_turn(shell.now_ms)
-        assert len(shell.stand(group).replayed) == count
-    assert shell.handlers.groups.next_due_ms is None
-    assert values(shell.stand(group)) == [b"1", b"2", b"3", b"4", b"5"]
+    monkeypatch.setattr(group_host, "SLICE_RECORDS", 1)
+    shell.handlers.groups.on_turn(shell.now_ms)
+    assert len(shell.stand(group).replayed) == 5
 
 
 def test_whoever_waits_hears_at_once_that_the_partition_has_moved(coordinating: GroupShell) -> None:

@@ -89,6 +89,11 @@ def test_what_is_published_arrives_with_its_properties(make: Callable[..., Broke
     assert (second.body, second.properties) == (b"\xff", {"custom_property": "value", "number": "3"})
 
 
+def test_messages_go_round_the_partitions(cluster: FakeCluster, make: Callable[..., BrokerClient]) -> None:
+    publisher = make()
+    assert Counter(publisher.publish_text("many", "v").partition for _ in range(40)) == dict.fromkeys(range(4), 10)
+
+
 def test_messages_are_ordinary_records(cluster: FakeCluster, make: Callable[..., BrokerClient]) -> None:
     make().publish_text("t", "text", name="value")
     with Consumer("t", bootstrap_servers=cluster.bootstrap, auto_offset_reset="earliest") as consumer:
@@ -194,6 +199,7 @@ def test_what_a_dead_subscriber_had_not_done_goes_to_another(
 
     client.subscribe_to_subscription("group", hangs)
     assert stuck.wait(PATIENCE_S)
+    wait_for(lambda: committed(cluster) == [1])
     cluster.do(lambda: cluster.coordinator.expel(next(iter(cluster.coordinator.members))))
     other, handler = make("second"), Handler()
     other.subscribe_to_subscription("group", handler)
