@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -9,9 +10,11 @@ import pytest
 from tests.integration.members import Held, Member, until
 from zmqueue import Admin, OffsetAndMetadata, TopicPartition, errors
 from zmqueue.testing import Cluster, running_cluster
-from zmqueue.wire.group_messages import OFFSETS_TOPIC, group_partition
+from zmqueue.wire.frames import Operation
+from zmqueue.wire.group_messages import OFFSETS_TOPIC, FetchOffsetsRequest, group_partition
 
 PARTITIONS = 4
+READ_LEASE_S = 3.0  # so long a leader that was replaced may still answer readers
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +100,31 @@ def test_a_coordinator_that_dies_costs_members_nothing_and_no_commit(cluster: Cl
         cluster.start(coordinator)
         cluster.wait_healthy(60)
     assert committed(admin, "steady") == {TopicPartition(*partition): 8 for partition in everything}
+
+
+def test_a_coordinator_that_hung_answers_nobody_from_what_it_remembers(cluster: Cluster, admin: Admin) -> None:
+    everything = topic(cluster, "hung", 1)
+    with Member(cluster.bootstrap_servers, "hung", "hung") as member:
+        until(lambda: member.held == everything)
+        assert member.commit(7, 1) == [0]
+        coordinator = coordinator_of(admin, "hung")
+        cluster.pause(coordinator)
+        paused = time.monotonic()
+        try:
+            until(lambda: member.commit(8, 2) == [0])
+            until(lambda: time.monotonic() - paused > READ_LEASE_S)
+            # It lies there when the broker wakes, and is the first thing that it sees.
+            request = FetchOffsetsRequest("hung")
+            asked = admin._router.begin(coordinator, Operation.FETCH_OFFSETS, request, 30)
+        finally:
+            cluster.resume(coordinator)
+        refusal = asked.result()
+        assert isinstance(refusal, errors.ZmqueueError), refusal
+        assert refusal.retriable
+        cluster.wait_healthy(60)
+        assert member.held == everything
+        assert member.lives == 1
+    assert committed(admin, "hung") == {TopicPartition("hung", 0): 8}
 
 
 def test_commits_of_a_member_that_was_expelled_are_refused(cluster: Cluster, admin: Admin) -> None:

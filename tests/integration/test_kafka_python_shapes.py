@@ -7,7 +7,7 @@ import multiprocessing
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.synchronize import Event
 from typing import Any
 
@@ -18,18 +18,12 @@ from zmqueue import Admin, ConsumerRebalanceListener, OffsetAndMetadata, TopicPa
 from zmqueue import Consumer as KafkaConsumer
 from zmqueue import Producer as KafkaProducer
 from zmqueue.errors import ZmqueueError as KafkaError
-from zmqueue.testing import Cluster, running_cluster
+from zmqueue.testing import Cluster
 
 pytestmark = pytest.mark.integration
 
 WAIT_S = 60.0
 WAIT_MS = 60_000
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("shapes") / "data", brokers=3) as cluster:
-        yield cluster
 
 
 @pytest.fixture

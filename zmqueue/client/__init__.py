@@ -4,14 +4,15 @@
     ├ columns   records, measured      ├ questions   what needs no position
     ├ buffer    batches being filled   ├ subscription   what is read without a group
     ├ sender    batches on their way   ├ group       the application's side of a group
-    └ ordering  what is sent again     │ ├ membership   its side in the IO thread ─ member (pure)
-                (pure)                 │ ├ commits   offsets on their way ─ a queue (pure)
-                                       │ ├ starts    where partitions begin
-                                       │ └ coordinator   which broker to ask about the group
+    ├ ordering  what is sent again     │ ├ membership   its side in the IO thread ─ member (pure)
+    │           (pure)                 │ ├ commits   offsets on their way ─ a queue (pure)
+    └ conversion   interceptors, then  │ ├ starts    where partitions begin
+                   serializers         │ └ coordinator   which broker to ask about the group
                                        ├ fetcher     who is asked for what
                                        ├ handout     what the application gets
                                        ├ slots       one partition being read
                                        └ records     batches, opened
+                serializers, avro ─ schemas, arrow   keys and values as applications have them
                 aio_producer, aio_consumer   for an event loop, on aio_gate and aio_worker
                 routing    which broker to ask  ─ metadata (pure)
                 network    one IO thread per client object: requests, connections, timers

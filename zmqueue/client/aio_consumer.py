@@ -32,6 +32,8 @@ from zmqueue.client.records import RecordBatch
 from zmqueue.errors import ZmqueueError
 from zmqueue.model import ConsumerRecord, GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
+_running_loop = asyncio.get_running_loop
+
 
 class _Inner(Consumer):
     """A consumer that takes back what nobody got."""
@@ -40,9 +42,12 @@ class _Inner(Consumer):
     def iteration_timeout_s(self) -> float:
         return self._iteration_timeout_s
 
-    def has_next(self) -> bool:
-        """Whether there is a record to hand out before a poll has to settle anything."""
-        return bool(self._handout.iterated) and (self._group is None or self._group.at_rest)
+    def take_next(self) -> ConsumerRecord | None:
+        """A record of those that were polled, unless a poll has to settle something first."""
+        iterated = self._handout.iterated
+        if iterated and (self._group is None or self._group.at_rest()):
+            return iterated.popleft()
+        return None
 
     def next(self) -> ConsumerRecord:
         return self._handout.iterated.popleft()
@@ -111,12 +116,16 @@ class AsyncConsumer:
 
     async def getone(self) -> ConsumerRecord:
         """The next record, waited for."""
-        self._gate.enter()
-        if self._worker.idle and self._inner.has_next():
-            return self._inner.next()
-        record = await self._filled(float("inf"))
-        assert record is not None
+        record = self._take_next()
+        if record is None:
+            record = await self._filled(float("inf"))
+            assert record is not None
         return record
+
+    def _take_next(self) -> ConsumerRecord | None:
+        if asyncio.get_running_loop() is self._gate.loop and self._worker.idle:
+            return self._inner.take_next()
+        return None
 
     async def _filled(self, timeout_s: float) -> ConsumerRecord | None:
         inner = self._inner
@@ -129,9 +138,11 @@ class AsyncConsumer:
 
     async def __anext__(self) -> ConsumerRecord:
         """The next record, waited for; ends after consumer_timeout_ms without one."""
-        self._gate.enter()
-        if self._worker.idle and self._inner.has_next():
-            return self._inner.next()
+        # As _take_next, written out: this is what a record costs.
+        if _running_loop() is self._gate.loop and not self._worker.stack:
+            record = self._inner.take_next()
+            if record is not None:
+                return record
         record = await self._filled(self._inner.iteration_timeout_s)
         if record is None:
             raise StopAsyncIteration

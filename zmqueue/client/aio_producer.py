@@ -57,6 +57,8 @@ _SLICE_MIN, _SLICE_MAX = 64, 4096
 _RECORD_BYTES_GUESSED = 1024
 _SENDS_PER_TURN = 1000
 
+_running_loop, _current_task = asyncio.get_running_loop, asyncio.current_task
+
 
 class _Inner(Producer):
     """A producer whose caller has waited already."""
@@ -75,6 +77,11 @@ class _Inner(Producer):
         conversion = self._conversion
         text_as_bytes = conversion.text_as_bytes if conversion is not None else (True, True)
         return as_rows(values, keys, headers, timestamps_ms, text_as_bytes)
+
+    def can_take(self, topic: str) -> bool:
+        """Whether a record for this topic would be taken without any waiting."""
+        buffer = self._buffer
+        return topic in self._topics and buffer.used < buffer.memory_max
 
     def knows(self, topic: str) -> bool:
         return topic in self._topics
@@ -285,18 +292,19 @@ class AsyncProducer:
     # -- what is waited for before a record is taken ----------------------------------------------------------------
 
     def _can_go(self, topic: str) -> bool:
-        self._gate.enter()
+        # Written out where it can be: this is what a record costs.
+        loop = _running_loop()
+        if loop is not self._gate.loop:
+            self._gate.enter()
         if self._closed:
             raise ClientClosed
-        task = asyncio.current_task()
+        task = _current_task(loop)
         if task is not self._sender:
             self._sender, self._sends = task, 0
         self._sends += 1
-        if self._sends > _SENDS_PER_TURN:
+        if self._sends > _SENDS_PER_TURN or self._unprepared or self._room_turn.locked():
             return False
-        if self._unprepared:
-            return False
-        return not self._room_turn.locked() and self._inner.has_room and self._inner.knows(topic)
+        return self._inner.can_take(topic)
 
     async def _until_it_can_go(self, topic: str) -> None:
         if self._unprepared:
@@ -409,6 +417,10 @@ class AsyncProducer:
         self._gate.enter()
         await self._until_known(topic, self._max_block_s if timeout is None else timeout)
         return self._inner.partitions_for(topic, 0)
+
+    async def bootstrap_connected(self) -> bool:
+        """Whether there is a connection to a broker. One that was just made has a second to get there."""
+        return await self._gate.in_thread(self._inner.bootstrap_connected)
 
     def metrics(self) -> dict[str, dict[str, float]]:
         """As the producer's. It does not wait, so it is not awaited."""

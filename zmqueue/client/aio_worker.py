@@ -79,8 +79,8 @@ class Worker:
         self._interrupt = interrupt
         self._calls: deque[Job] = deque()
         self._polls: deque[Job] = deque()
-        # What the thread is in, the innermost last. More than one only while a listener runs.
-        self._stack: list[Job | Listening] = []
+        # What the thread is in, the innermost last: nothing when it is idle, more than one only while a listener runs.
+        self.stack: list[Job | Listening] = []
         self._inbox: queue.SimpleQueue[Job | Listening | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, args=(None,), name=f"zmqueue-{name}-worker", daemon=True)
         self._refused = False
@@ -89,13 +89,13 @@ class Worker:
 
     @property
     def idle(self) -> bool:
-        return not self._stack
+        return not self.stack
 
     def call(self, call: Callable[[], Any]) -> Job:
         """Whoever gets the job awaits `result`."""
         job = Job(self._future(), call, None, _keep)
         self._calls.append(job)
-        if self._stack and isinstance(top := self._stack[-1], Job) and top.polls and top.stage is Stage.RUNNING:
+        if self.stack and isinstance(top := self.stack[-1], Job) and top.polls and top.stage is Stage.RUNNING:
             self._interrupt()
         self._next()
         return job
@@ -140,7 +140,7 @@ class Worker:
 
         job = Job(self._gate.enter().create_future(), call_and_end, None, _keep)
         self._calls.append(job)
-        if self._stack:
+        if self.stack:
             self._interrupt()
         self._next()
         return job
@@ -170,14 +170,14 @@ class Worker:
 
     def _in_listener(self) -> bool:
         task = asyncio.current_task()
-        return any(isinstance(each, Listening) and each.task is task for each in self._stack)
+        return any(isinstance(each, Listening) and each.task is task for each in self.stack)
 
     def _next(self) -> None:
-        if self._stack and not isinstance(self._stack[-1], Listening):
+        if self.stack and not isinstance(self.stack[-1], Listening):
             return
         if self._calls:
             job = self._calls.popleft()
-        elif self._polls and not self._stack:
+        elif self._polls and not self.stack:
             job = self._polls.popleft()
         else:
             return
@@ -185,7 +185,7 @@ class Worker:
             job.timer.cancel()
             job.timer = None
         job.stage = Stage.RUNNING
-        self._stack.append(job)
+        self.stack.append(job)
         if self._thread.ident is None:
             self._thread.start()
         self._inbox.put(job)
@@ -225,7 +225,7 @@ class Worker:
 
     def _again(self, job: Job) -> None:
         """A poll that made room keeps its turn among the polls."""
-        self._stack.remove(job)
+        self.stack.remove(job)
         job.stage = Stage.WAITING
         self._polls.appendleft(job)
         self._next()
@@ -237,12 +237,12 @@ class Worker:
         undoing = Job(self._gate.enter().create_future(), partial(job.undo, result), None, _keep)
         undoing.stage, undoing.abandoned = Stage.RUNNING, True
         job.stage = Stage.LEFT
-        self._stack[self._stack.index(job)] = undoing
+        self.stack[self.stack.index(job)] = undoing
         self._inbox.put(undoing)
 
     def _free(self, job: Job) -> None:
         job.stage = Stage.LEFT
-        self._stack.remove(job)
+        self.stack.remove(job)
         self._next()
 
     # -- listeners ---------------------------------------------------------------------------------------------------
@@ -261,14 +261,14 @@ class Worker:
             if inspect.isawaitable(result):
                 await result
 
-        self._stack.append(listening)
+        self.stack.append(listening)
         listening.task = self._gate.enter().create_task(run())
         listening.task.add_done_callback(partial(self._listened, listening))
         self._next()
 
     def _listened(self, listening: Listening, task: asyncio.Task[None]) -> None:
         listening.error = IllegalState("the listener was cancelled") if task.cancelled() else task.exception()
-        self._stack.remove(listening)
+        self.stack.remove(listening)
         self._inbox.put(listening)
 
     # -- the worker's thread -------------------------------------------------------------------------------------------

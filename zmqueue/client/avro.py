@@ -16,10 +16,12 @@ from itertools import pairwise
 from typing import Any
 
 from zmqueue.client.arrow import extra
+from zmqueue.client.avro_bounds import depth_of
 from zmqueue.client.schemas import SCHEMAS_TOPIC, SchemaStore, canonical, fingerprint_of
 from zmqueue.client.serializers import Deserializer, Serializer
 from zmqueue.errors import ConfigError, IllegalState, UnknownSchema
 
+DEPTH_MAX = 64
 HEADERS = {"value": "avro", "key": "avro-key"}
 
 
@@ -133,7 +135,9 @@ class AvroDeserializer(Deserializer):
         return reader
 
     def _made(self, writer_schema: Any) -> Callable[[bytes], Any]:
-        read = extra("fastavro", "avro", "AvroDeserializer").schemaless_reader
+        # What may nest deeply is read in Python, which ends that with an error and not with the process.
+        name = "fastavro" if depth_of(writer_schema) <= DEPTH_MAX else "fastavro._read_py"
+        read = extra(name, "avro", "AvroDeserializer").schemaless_reader
         # Resolving a schema with itself would only cost time.
         reader_schema = None if canonical(self._reader_schema) == canonical(writer_schema) else self._reader_schema
 

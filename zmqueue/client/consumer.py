@@ -371,7 +371,7 @@ class Consumer(Questions):
 
     def __next__(self) -> ConsumerRecord:
         """The next record, waited for; ends after consumer_timeout_ms without one."""
-        if self._handout.iterated and (self._group is None or self._group.at_rest):
+        if self._handout.iterated and (self._group is None or self._group.at_rest()):
             return self._handout.iterated.popleft()
         deadline = time.monotonic() + self._iteration_timeout_s
         while True:

@@ -1,12 +1,14 @@
 """Where a group's coordinator is, and what is asked of it. In the IO thread, but for `call`.
 
 Any broker is asked for it (FIND_COORDINATOR), another one each time. The answer is believed until the coordinator says
-otherwise, is silent for too long, or its connection is lost; then it is asked for again, after a pause that grows. As
+otherwise or its connection is lost; then it is asked for again, after a pause that grows. When an answer is overdue
+another broker is asked who coordinates by now, and if it names another, what waits at the former one fails at once. As
 with the router, whoever cannot go on is told when to look again: `listeners` are called when a coordinator is in reach.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -14,9 +16,9 @@ from functools import partial
 
 from msgspec import Struct
 
-from zmqueue.client.network import Answer, Callback, Request
-from zmqueue.client.routing import BACKOFF_S, BACKOFF_S_MAX, Router, jittered
-from zmqueue.errors import ClientClosed, CoordinatorNotAvailable, ZmqueueError
+from zmqueue.client.network import Answer, Callback, Request, Timer
+from zmqueue.client.routing import BACKOFF_S, BACKOFF_S_MAX, STUCK_S, Router, jittered
+from zmqueue.errors import ClientClosed, CoordinatorNotAvailable, NotCoordinator, ZmqueueError
 from zmqueue.model import NO_BROKER
 from zmqueue.wire.frames import Operation
 from zmqueue.wire.group_messages import FindCoordinatorRequest
@@ -26,6 +28,13 @@ FIND_TIMEOUT_S = 2.0
 CONNECT_S = 1.0
 ATTEMPT_S = 5.0
 STEP_S = 0.5
+
+
+class _Sent(Struct):
+    broker: int
+    request: Request
+    callback: Callback
+    probe: Timer
 
 
 class Coordinator:
@@ -40,6 +49,8 @@ class Coordinator:
         self._searching = False
         self._failures = 0
         self._connecting_since: float | None = None
+        self._sent: dict[int, _Sent] = {}
+        self._numbers = itertools.count()
         router.listeners.append(self._on_world)
 
     # -- IO thread ---------------------------------------------------------------------------------------------
@@ -59,20 +70,42 @@ class Coordinator:
             self._network.call_later(CONNECT_S, partial(self._give_up, self.broker, self._connecting_since))
         return False
 
-    def send(self, operation: Operation, message: Struct, timeout_s: float, callback: Callback) -> Request:
-        """To a coordinator that is `ready`. Its callback finds a coordinator that failed forgotten already."""
-        assert self.broker is not None
-        return self._router.send(
-            self.broker, operation, message, None, timeout_s, partial(self._on_answer, self.broker, callback)
-        )
+    def send(
+        self, operation: Operation, message: Struct, timeout_s: float, callback: Callback, *, wait_s: float = 0.0
+    ) -> Callable[[], object]:
+        """To a coordinator that is `ready`. What is returned calls it off. `wait_s`: for how long it may think.
 
-    def _on_answer(self, broker: int, callback: Callback, result: Answer | ZmqueueError) -> None:
+        When the callback runs, a coordinator that failed is forgotten already.
+        """
+        assert self.broker is not None
+        number = next(self._numbers)
+        request = self._router.send(self.broker, operation, message, None, timeout_s, partial(self._on_answer, number))
+        probe = self._network.call_later(wait_s + STUCK_S, partial(self._on_stuck, number))
+        self._sent[number] = _Sent(self.broker, request, callback, probe)
+        return partial(self._call_off, number)
+
+    def _call_off(self, number: int) -> _Sent | None:
+        sent = self._sent.pop(number, None)
+        if sent is not None:
+            sent.probe.cancel()
+            self._network.cancel(sent.request)
+        return sent
+
+    def _on_answer(self, number: int, result: Answer | ZmqueueError) -> None:
+        sent = self._sent.pop(number)
+        sent.probe.cancel()
         if isinstance(result, Answer):
             # It is one: when it moves, the first search for another need not wait.
             self._failures = 0
-        elif result.refresh_metadata and broker == self.broker:
+        elif result.refresh_metadata and sent.broker == self.broker:
             self._forget()
-        callback(result)
+        sent.callback(result)
+
+    def _on_stuck(self, number: int) -> None:
+        sent = self._sent[number]
+        sent.probe = self._network.call_later(STUCK_S, partial(self._on_stuck, number))
+        if sent.broker == self.broker:
+            self._search(avoid=sent.broker)
 
     def _forget(self) -> None:
         self.broker, self._connecting_since = None, None
@@ -83,32 +116,36 @@ class Coordinator:
         if self.broker == broker and self._connecting_since == since:
             self._forget()
 
-    def _search(self) -> None:
+    def _search(self, avoid: int = NO_BROKER) -> None:
         if self._searching:
             return
         self._searching = True
         pause = jittered(BACKOFF_S, self._failures - 1, BACKOFF_S_MAX) if self._failures else 0.0
-        self._network.call_later(pause, self._ask)
+        self._network.call_later(pause, partial(self._ask, avoid))
 
-    def _ask(self) -> None:
-        self._network.request(
-            self._router.any_address(),
-            Operation.FIND_COORDINATOR,
-            FindCoordinatorRequest(self._group),
-            None,
-            FIND_TIMEOUT_S,
-            self._on_found,
-        )
+    def _ask(self, avoid: int) -> None:
+        message = FindCoordinatorRequest(self._group)
+        address = self._router.any_address(avoid)
+        self._network.request(address, Operation.FIND_COORDINATOR, message, None, FIND_TIMEOUT_S, self._on_found)
 
     def _on_found(self, result: Answer | ZmqueueError) -> None:
         self._searching = False
         if isinstance(result, ClientClosed):
             return
         self._failures += 1
-        if isinstance(result, Answer) and result.message.broker != NO_BROKER:
-            self.broker = result.message.broker
+        if isinstance(result, Answer) and result.message.broker not in (NO_BROKER, self.broker):
+            self._move(result.message.broker)
         if self._wanted and self.ready():
             self._notify()
+
+    def _move(self, broker: int) -> None:
+        if self.broker is not None:
+            self.moves += 1
+        self.broker, self._connecting_since, self._wanted = broker, None, True
+        for number in [number for number, sent in self._sent.items() if sent.broker != broker]:
+            sent = self._call_off(number)
+            if sent is not None:
+                sent.callback(NotCoordinator("another broker coordinates the group by now"))
 
     def _on_world(self) -> None:
         if self._wanted and self.ready():

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from zmqueue.client.commits import Commit, Committer
@@ -86,7 +86,7 @@ class Group:
         )
         self._router, self._network, self._fetcher, self._handout = router, router.network, fetcher, handout
         self._auto_commit_s, self._timeout_s = auto_commit_s, timeout_s
-        self._commit_at = time.monotonic() + auto_commit_s if auto_commit_s is not None else float("inf")
+        self._commit_at = monotonic() + auto_commit_s if auto_commit_s is not None else float("inf")
         self._on_commit = on_commit
         self._listener: Any = None
         self._names: list[str] | None = None
@@ -134,13 +134,18 @@ class Group:
     def exit(self) -> None:
         with self._fetcher.changed:
             self.membership.inside = False
-            self.membership.polled_at = time.monotonic()
+            self.membership.polled_at = monotonic()
 
-    @property
     def at_rest(self) -> bool:
-        """Whether an iteration can go on with records that it has: nothing is to be settled."""
-        self.membership.polled_at = now = time.monotonic()
-        return not self.has_news and now < self._commit_at and now < self.membership.session_ends
+        """Whether an iteration can go on with records that it has: nothing is to be settled. Asked for every record."""
+        membership = self.membership
+        membership.polled_at = now = monotonic()
+        return (
+            now < self._commit_at
+            and now < membership.session_ends
+            and not membership.changes
+            and membership.error is None
+        )
 
     @property
     def has_news(self) -> bool:
@@ -149,9 +154,9 @@ class Group:
     def settle(self) -> None:
         """Let the application hear of what has changed. Raises what its listener raises, or why it cannot be member."""
         membership = self.membership
-        if time.monotonic() >= membership.session_ends:
+        if monotonic() >= membership.session_ends:
             self._network.post(membership.notice)
-            self._fetcher.wait(lambda: time.monotonic() < membership.session_ends, SESSION_S)
+            self._fetcher.wait(lambda: monotonic() < membership.session_ends, SESSION_S)
         while True:
             with self._fetcher.changed:
                 if not membership.changes:
@@ -168,7 +173,7 @@ class Group:
             raise type(error)(f"group {membership.member.settings.group}: {error}")
         if membership.out and self.subscribed:
             self._network.post(membership.join)
-        now = time.monotonic()
+        now = monotonic()
         if now >= self._commit_at:
             self._auto_commit(now)
 
@@ -224,17 +229,17 @@ class Group:
             ended.set()
 
         self._start_commit(rows, life, timeout_s, done)
-        deadline = time.monotonic() + timeout_s
+        deadline = monotonic() + timeout_s
         # It ends by itself in time; the steps let a client that was closed meanwhile be noticed.
         while not ended.wait(STEP_S):
             self._network.check()
-            if time.monotonic() > deadline + ATTEMPT_S:
+            if monotonic() > deadline + ATTEMPT_S:
                 raise RequestTimedOut("the group's coordinator did not take the offsets in time")
         if errors[0] is not None:
             raise errors[0].with_traceback(None)
 
     def _start_commit(self, rows: Rows, life: str, timeout_s: float, done: Callable[[Any], None]) -> None:
-        commit = Commit(dict(rows), life, time.monotonic() + timeout_s, partial(self._ended, rows, done))
+        commit = Commit(dict(rows), life, monotonic() + timeout_s, partial(self._ended, rows, done))
         self._network.post(partial(self.committer.add, commit))
 
     def _asked_rows(self, offsets: Offsets | None) -> tuple[Rows, str]:
@@ -323,7 +328,7 @@ class Group:
 
     def leave(self, *, autocommit: bool, timeout_s: float, tell: bool = True) -> None:
         """Commit what is processed, and go; for at most so long. `tell` the listener."""
-        deadline = time.monotonic() + timeout_s
+        deadline = monotonic() + timeout_s
         membership = self.membership
         with self._fetcher.changed:
             slots = [slot for slot in self._fetcher.slots.values() if slot.announced] if self.subscribed else []
@@ -335,8 +340,8 @@ class Group:
             self._names = self._pattern = None
             if membership.member.state not in (State.OUT, State.FENCED):
                 gone = threading.Event()
-                self._network.post(partial(membership.leave, gone, max(deadline, time.monotonic() + 0.1)))
-                gone.wait(max(0.1, deadline - time.monotonic()))
+                self._network.post(partial(membership.leave, gone, max(deadline, monotonic() + 0.1)))
+                gone.wait(max(0.1, deadline - monotonic()))
 
     def _last_commit(self, autocommit: bool, deadline: float) -> None:
         """Also wait for what commit_async has begun."""
@@ -345,7 +350,7 @@ class Group:
             life = self.membership.life
         if life or not self.subscribed:
             try:
-                self._await_commit(rows, life, max(0.1, deadline - time.monotonic()))
+                self._await_commit(rows, life, max(0.1, deadline - monotonic()))
             except ZmqueueError as error:
                 log.warning("offsets were not committed at the end: %s", error)
 

@@ -16,21 +16,25 @@ KAFKA_ONLY: dict[str, str] = {
     "api_version_auto_timeout_ms": "there is no version to find out",
     "allow_auto_create_topics": "topics are made with Admin.create_topic",
     "connections_max_idle_ms": _SOCKETS,
+    "default_offset_commit_callback": "give a callback to commit_async, or an interceptor with on_commit",
     "exclude_internal_topics": "a pattern never matches topics of zmqueue itself",
     "metric_group_prefix": _METRICS,
     "metric_reporters": _METRICS,
     "metrics_enabled": _METRICS,
     "metrics_num_samples": _METRICS,
     "metrics_sample_window_ms": _METRICS,
+    "legacy_iterator": "there is one way to iterate",
     "receive_buffer_bytes": _SOCKETS,
     "reconnect_backoff_max_ms": _SOCKETS,
     "reconnect_backoff_ms": _SOCKETS,
+    "retry_backoff_ms": "a consumer finds its pace by itself",  # producers have it
     "security_protocol": _SECURITY,
     "selector": _SOCKETS,
     "send_buffer_bytes": _SOCKETS,
     "socket_options": _SOCKETS,
     "sock_chunk_buffer_count": _SOCKETS,
     "sock_chunk_bytes": _SOCKETS,
+    "transaction_timeout_ms": "there are no transactions yet",
 }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -81,12 +81,7 @@ class RecordLookup:
 
     def _picked(self, partition: TopicPartition, data: bytes, offsets: list[int]) -> list[ConsumerRecord]:
         wanted = set(offsets)
-        records = [
-            record
-            for batch in self._opened(partition, data, 0)
-            for record in batch.records()
-            if record.offset in wanted
-        ]
+        records = self._records(open_batches(*partition, data, 0), wanted)
         if len(records) != len(wanted):
             raise CorruptBatch(f"{partition.topic}-{partition.partition}: an answer without the records that it names")
         return records
@@ -109,23 +104,21 @@ class RecordLookup:
             data = answer.raw[0] if answer.raw else b""
             if not data:
                 break
-            records = [
-                record
-                for batch in self._opened(partition, data, told.log_start)
-                for record in batch.records()
-                if record.offset < told.before
-            ]
-            found += reversed(records)
+            batches = list(open_batches(*partition, data, told.log_start))
+            offsets = [offset for batch in batches for offset in batch.offsets if offset < told.before]
+            found += reversed(self._records(batches, set(offsets[len(found) - count :])))
             at = parse_header(data).base_offset
             if at <= told.log_start:
                 break
             bytes_max = min(2 * bytes_max, self._bytes_max)
-        return found[:count]
+        return found
 
     # -- both
 
-    def _opened(self, partition: TopicPartition, data: bytes, offset: int) -> list[RecordBatch]:
-        return list(deserialized(open_batches(*partition, data, offset), *self._deserializers))
+    def _records(self, batches: Iterable[RecordBatch], wanted: set[int]) -> list[ConsumerRecord]:
+        """Those at these offsets. Nobody has asked for the others, so whether they can be deserialized is no matter."""
+        picked = (batch.only(wanted) for batch in batches)
+        return [record for batch in deserialized(picked, *self._deserializers) for record in batch.records()]
 
     def _ask(self, partition: TopicPartition, operation: Operation, request: Callable[[bytes], Struct]) -> Answer:
         """Of whoever leads the partition, again after every failure that may pass. `request` takes the topic's id."""

@@ -30,7 +30,7 @@ from zmqueue.client.commits import Commit, Committer
 from zmqueue.client.coordinator import Coordinator
 from zmqueue.client.fetcher import Fetcher
 from zmqueue.client.member import Effect, Fail, Gone, Lose, Member, Owned, Send, Start, State, Stop, Take
-from zmqueue.client.network import Answer, Network, Request, Timer, log
+from zmqueue.client.network import Answer, Network, Timer, log
 from zmqueue.client.slots import Reset, Slot
 from zmqueue.client.starts import Starts
 from zmqueue.errors import ClientClosed, CoordinatorNotAvailable, FencedInstance, ZmqueueError
@@ -86,7 +86,7 @@ class Membership:
         self._fetcher, self._starts, self._reset = fetcher, starts, reset
         self._slots: dict[Owned, Slot] = {}
         self._deferred: dict[Owned, Start] = {}  # given again before they were let go
-        self._request: Request | None = None
+        self._call_off: Callable[[], object] | None = None
         self._timer: Timer | None = None
         self._gone: list[threading.Event] = []
         committer.identity = lambda: (member.member_id, member.generation) if self.life else ("", -1)
@@ -189,15 +189,22 @@ class Membership:
             self._timer = self._network.call_later(max(0.0, due - now), self._on_time)
 
     def _send(self, send: Send) -> list[Effect]:
-        if self._request is not None:
-            self._network.cancel(self._request)
-            self._request = None
+        self._cancel_heartbeat()
         if not self._coordinator.ready():
             return self.member.failed(send.number, CoordinatorNotAvailable(), time.monotonic())
-        self._request = self._coordinator.send(
-            Operation.GROUP_HEARTBEAT, send.request, send.timeout_s, partial(self._on_answer, send.number)
+        self._call_off = self._coordinator.send(
+            Operation.GROUP_HEARTBEAT,
+            send.request,
+            send.timeout_s,
+            partial(self._on_answer, send.number),
+            wait_s=send.request.wait_ms / 1000,
         )
         return []
+
+    def _cancel_heartbeat(self) -> None:
+        if self._call_off is not None:
+            self._call_off()
+            self._call_off = None
 
     def _take(self, partitions: dict[Owned, Start]) -> None:
         self.rebalances += 1
@@ -307,9 +314,7 @@ class Membership:
             self._fetcher.changed.notify_all()
 
     def _on_gone(self) -> None:
-        if self._request is not None:
-            self._network.cancel(self._request)
-            self._request = None
+        self._cancel_heartbeat()
         with self._fetcher.changed:
             self.out = True
         for gone in self._gone:

@@ -7,7 +7,7 @@ of the columns have been proved here, in the thread that asked for the records.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -107,6 +107,18 @@ class RecordBatch:
             skip += 1
         if skip:
             self._cut(skip, len(offsets))
+
+    def only(self, wanted: Container[int]) -> RecordBatch:
+        """Itself, with the records at these offsets alone."""
+        places = [place for place, offset in enumerate(self.offsets) if offset in wanted]
+
+        def pick(column: Sequence[Any]) -> list[Any]:
+            return [column[place] for place in places]
+
+        self.offsets, self.timestamps, self.values = pick(self.offsets), pick(self.timestamps), pick(self.values)
+        self.keys = pick(self.keys) if self.keys is not None else None
+        self.headers = pick(self.headers) if self.headers is not None else None
+        return self
 
     def _cut(self, at: int, end: int) -> None:
         self.offsets, self.timestamps = self.offsets[at:end], self.timestamps[at:end]

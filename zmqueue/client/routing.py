@@ -210,8 +210,8 @@ class Router:
         assert address is not None
         return self.network.request(address, operation, message, raw, timeout_s, callback, answered=answered)
 
-    def any_address(self) -> Address:
-        address = self._candidates(NO_BROKER)[0]
+    def any_address(self, avoid: int = NO_BROKER) -> Address:
+        address = self._candidates(avoid)[0]
         self.note_asked(address)
         return address
 

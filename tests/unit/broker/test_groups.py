@@ -294,6 +294,22 @@ def test_batches_are_as_large_as_they_may_be_and_no_write_is_torn(coordinating: 
     assert shell.stand(group).heard == [(number, 0) for number in (1, 2, 3, 4)]
 
 
+def test_a_write_that_finds_no_room_is_known_to_have_failed(
+    coordinating: GroupShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell, group = coordinating, coordinating.group()
+    stand, log = shell.stand(group), shell.logs[shell.key(group)]
+
+    def full(*_: Any) -> None:
+        raise errors.StorageFull
+
+    monkeypatch.setattr(type(log), "append", full)
+    shell.commit_offset(group)
+    shell.turn()
+    assert stand.heard == [(1, errors.StorageFull.code)]
+    assert log.log_end == shell.node.replicas[shell.key(group)].log.log_end == 0
+
+
 def test_what_the_coordinator_refuses_is_refused(coordinating: GroupShell) -> None:
     coordinating.ask(Operation.DESCRIBE_GROUP, g.DescribeGroupRequest(coordinating.group()))
     assert coordinating.codes == [errors.GroupNotFound.code]

@@ -75,6 +75,15 @@ class Partition:
         self.log_end = header.next_offset
         return 0, header.base_offset
 
+    def lost_from(self, offset: int, last_epoch: int) -> int | None:
+        """Where a reader's history leaves this one's, if it does: the record before `offset` had that epoch."""
+        ends = {header.leader_epoch: header.next_offset for header, _ in self.batches}
+        if last_epoch < 0 or not ends:
+            return None
+        epoch = max((each for each in ends if each <= last_epoch), default=-1)
+        end = ends.get(epoch, 0)
+        return None if epoch == last_epoch and offset <= end else min(end, offset)
+
     def read(self, offset: int, bytes_max: int) -> bytes:
         data = b""
         for header, body in self.batches:
@@ -278,6 +287,8 @@ class FakeCluster:
                 result = messages.FetchResult(errors.NotLeader.code, -1, -1, partition.leader_epoch, partition.leader)
             elif not partition.log_start <= entry.offset <= partition.log_end:
                 result = messages.FetchResult(errors.OffsetOutOfRange.code, partition.log_end, partition.log_start)
+            elif (lost_from := partition.lost_from(entry.offset, entry.last_epoch)) is not None:
+                result = messages.FetchResult(errors.LogTruncated.code, truncated_to=lost_from)
             else:
                 data = partition.read(entry.offset, entry.bytes_max)
                 result = messages.FetchResult(0, partition.log_end, partition.log_start, partition.leader_epoch)

@@ -47,6 +47,7 @@ class FakeCoordinator:
         self.members: dict[str, FakeMember] = {}
         self.fenced: set[str] = set()
         self.offsets: dict[Key, g.CommitRow] = {}
+        self.fresh: set[Key] = set()  # partitions younger than the group
         self.commits: list[g.CommitOffsetsRequest] = []
         self.log: list[tuple[str, str, Any]] = []  # what happened, in order
         self._topics, self._answer, self._refuse = topics, answer, refuse
@@ -174,9 +175,8 @@ class FakeCoordinator:
             rows = []
             for key in sorted(key for key in member.assigned if key[0] == topic_id):
                 row = self.offsets.get(key)
-                rows.append(
-                    g.AssignedRow(key[1]) if row is None else g.AssignedRow(key[1], row.offset, row.leader_epoch)
-                )
+                offset, epoch = (-1, -1) if row is None else (row.offset, row.leader_epoch)
+                rows.append(g.AssignedRow(key[1], offset, epoch, key in self.fresh))
             if rows:
                 topics.append(g.AssignedTopic(topic_id, name, rows))
         self._answer(seen, g.GroupHeartbeatResponse(self.generation, member.revision, topics))

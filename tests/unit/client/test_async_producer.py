@@ -196,6 +196,7 @@ def test_a_topic_that_does_not_exist_yet_is_awaited_while_the_loop_goes_on(clust
             cluster.do(lambda: cluster.add_topic("last", 1))
             assert (await tasks[2]).topic == "last"
             assert await p.partitions_for("many") == {0, 1, 2, 3}
+            assert await p.bootstrap_connected()
 
     run(main())
 

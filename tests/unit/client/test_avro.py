@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+import fastavro
 import pytest
 from unit.client.fake_broker import FakeCluster
 
 from zmqueue import Consumer, Producer, TopicPartition, errors
 from zmqueue.client import schemas
-from zmqueue.client.avro import AvroDeserializer, AvroSerializer
+from zmqueue.client.avro import DEPTH_MAX, AvroDeserializer, AvroSerializer
+from zmqueue.client.avro_bounds import depth_of
 from zmqueue.client.schemas import SCHEMAS_TOPIC, SchemaStore, canonical, fingerprint_of
 
 WAIT_S = 10.0
@@ -255,3 +258,69 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.Mo
     for make in (lambda: AvroSerializer(ORDER), AvroDeserializer):
         with pytest.raises(errors.IllegalState, match=r"pip install 'zmqueue\[avro\]'"):
             make()
+
+
+# -- what a few bytes can do
+
+
+LIST = {"type": "record", "name": "L", "fields": [{"name": "next", "type": ["null", "L"]}]}
+
+
+def deserialized(schema: Any, data: bytes, reader_schema: Any = None) -> tuple[list[Any], Exception | None]:
+    return AvroDeserializer(reader_schema, writer_schema=schema).deserialize_many("t", [data], None)
+
+
+@pytest.mark.parametrize("reader_schema", [None, {"type": "record", "name": "L", "fields": []}])
+def test_a_value_that_nests_deeply_is_an_error_and_not_the_end_of_the_process(reader_schema: Any) -> None:
+    found, failure = deserialized(LIST, b"\x02" * 900_000 + b"\x00", reader_schema)
+    assert found == []
+    assert isinstance(failure, RecursionError)
+
+
+def test_a_value_that_nests_a_little_is_read() -> None:
+    (found,), failure = deserialized(LIST, b"\x02" * 50 + b"\x00")
+    assert failure is None
+    for _ in range(50):
+        found = found["next"]
+    assert found == {"next": None}
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        "null",
+        {"type": "record", "name": "Nothing", "fields": []},
+        {"type": "record", "name": "Nulls", "fields": [{"name": "a", "type": "null"}]},
+        {"type": "fixed", "name": "Zero", "size": 0},
+    ],
+)
+def test_arrays_of_nothing_are_refused(items: Any) -> None:
+    with pytest.raises(errors.ConfigError, match="without bytes"):
+        AvroDeserializer(writer_schema={"type": "array", "items": items})
+
+
+@pytest.mark.parametrize(
+    ("schema", "depth"),
+    [
+        ("int", 1),
+        ({"type": "long", "logicalType": "timestamp-millis"}, 1),
+        (["null", "int"], 2),
+        ({"type": "map", "values": {"type": "array", "items": "int"}}, 3),
+        (ORDER, 2),
+        (LIST, math.inf),
+        (
+            {"type": "record", "name": "T", "fields": [{"name": "more", "type": {"type": "array", "items": "T"}}]},
+            math.inf,
+        ),
+        ({"type": "enum", "name": "E", "symbols": ["A"]}, 1),
+    ],
+)
+def test_how_deep_a_schema_can_nest_is_known(schema: Any, depth: float) -> None:
+    assert depth_of(fastavro.parse_schema(schema)) == depth
+
+
+def test_a_long_chain_of_types_counts_as_deep() -> None:
+    schema: Any = "int"
+    for number in range(400):
+        schema = {"type": "record", "name": f"R{number}", "fields": [{"name": "f", "type": schema}]}
+    assert depth_of(fastavro.parse_schema(schema)) > DEPTH_MAX

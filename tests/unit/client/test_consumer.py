@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from unit.client.fake_broker import DROP, SILENCE, FakeCluster, Seen, with_flipp
 from zmqueue import Consumer, TopicPartition, errors
 from zmqueue.client.handout import BATCHES_RECORDS
 from zmqueue.client.records import end_of_range
-from zmqueue.model import OffsetAndTimestamp
+from zmqueue.model import OffsetAndMetadata, OffsetAndTimestamp
 from zmqueue.wire import batch as wire_batch
 from zmqueue.wire import frames, messages
 from zmqueue.wire.frames import Operation
@@ -474,3 +475,89 @@ def test_a_position_moves_past_batches_without_records(cluster: FakeCluster, mak
     consumer.seek(T, 6)
     assert [(record.offset, record.value) for record in read(consumer, 1)] == [(30, b"new")]
     assert consumer.position(T) == 31
+
+
+# -- records that were lost -------------------------------------------------------------------------------------------
+
+
+def lose(cluster: FakeCluster, keep: int, instead: list[bytes]) -> None:
+    """As an unclean election does: the batches from `keep` on go, and others get their offsets."""
+    partition = cluster.partition()
+    partition.batches = partition.batches[:keep]
+    partition.log_end = partition.batches[-1][0].next_offset
+    partition.leader_epoch += 1
+    fill(cluster, instead)
+
+
+@pytest.mark.parametrize("policy", ["earliest", "latest", "none"])
+def test_records_that_were_lost_are_named_and_never_passed_over(cluster: FakeCluster, make: Any, policy: str) -> None:
+    fill(cluster, [b"old"] * 30)
+    consumer = make(auto_offset_reset=policy)
+    consumer.assign([T])
+    consumer.seek(T, 0)
+    assert len(read(consumer, 30)) == 30
+    cluster.do(lambda: lose(cluster, 1, [b"new"] * 40))
+    with pytest.raises(errors.LogTruncated, match="t-0: records from offset 10 on were lost") as raised:
+        consumer.poll(WAIT_MS)
+    assert (raised.value.partition, raised.value.position, raised.value.truncated_to) == (T, 30, 10)
+    if policy == "none":
+        with pytest.raises(errors.LogTruncated):
+            consumer.poll(WAIT_MS)
+        consumer.seek(T, 10)
+    records = read(consumer, 40)
+    assert [record.offset for record in records] == list(range(10, 50))
+    assert {record.value for record in records} == {b"new"}
+
+
+def test_what_was_fetched_before_the_loss_is_handed_out_first(cluster: FakeCluster, make: Any) -> None:
+    fill(cluster, [b"old"] * 30)
+    consumer = make("t", max_poll_records=5)
+    read(consumer, 5)
+    cluster.do(lambda: lose(cluster, 1, [b"new"] * 40))
+    assert {record.value for record in read(consumer, 25)} == {b"old"}
+    with pytest.raises(errors.LogTruncated):
+        consumer.poll(WAIT_MS)
+
+
+def test_a_seek_with_the_epoch_that_was_committed_notices_a_loss(cluster: FakeCluster, make: Any) -> None:
+    fill(cluster, [b"old"] * 20)
+    lose(cluster, 1, [b"new"] * 40)
+    consumer = make()
+    consumer.assign([T])
+    consumer.seek(T, OffsetAndMetadata(20, "", 1))
+    with pytest.raises(errors.LogTruncated):
+        consumer.poll(WAIT_MS)
+
+
+# -- where reading begins ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reset", "first"),
+    [
+        (1015, 20),
+        (datetime.fromtimestamp(1.015, UTC), 20),
+        (timedelta(days=365_000), 0),
+        (0, 0),
+    ],
+)
+def test_reading_begins_at_a_time(cluster: FakeCluster, make: Any, reset: Any, first: int) -> None:
+    fill(cluster, [b"v"] * 30)
+    assert make("t", auto_offset_reset=reset).position(T) == first
+
+
+@pytest.mark.parametrize("reset", [10**10, timedelta(seconds=1)])
+def test_where_no_record_is_so_young_it_begins_at_the_end(cluster: FakeCluster, make: Any, reset: Any) -> None:
+    fill(cluster, [b"v"] * 30)
+    consumer = make("t", auto_offset_reset=reset)
+    assert consumer.position(T) == 30
+
+
+def test_batches_after_an_iteration_begin_where_it_stopped(cluster: FakeCluster, make: Any) -> None:
+    fill(cluster, [b"%d" % n for n in range(30)])
+    consumer = make("t")
+    assert [next(consumer).offset for _ in range(4)] == [0, 1, 2, 3]
+    batches: list[Any] = []
+    while sum(map(len, batches)) < 26:
+        batches += consumer.poll_batches(WAIT_MS)
+    assert [offset for batch in batches for offset in batch.offsets] == list(range(4, 30))

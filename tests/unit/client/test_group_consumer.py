@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from unit.client.fake_broker import DROP, SILENCE, FakeCluster, Partition, Seen
-from unit.client.test_consumer import fill
+from unit.client.fake_coordinator import FakeCoordinator
+from unit.client.test_consumer import fill, lose
 
 from zmqueue import Consumer, ConsumerRebalanceListener, OffsetAndMetadata, TopicPartition, errors
 from zmqueue.wire.frames import Operation
@@ -154,6 +155,26 @@ def test_new_partitions_of_a_topic_come_through_the_coordinator(cluster: FakeClu
 
     cluster.do(grow)
     poll_until(lambda: len(consumer.assignment()) == 5, consumer)
+
+
+def test_a_partition_younger_than_the_group_is_read_from_its_beginning(cluster: FakeCluster, make: Any) -> None:
+    fill_many(cluster)
+    cluster.coordinator.fresh = {(cluster.topics["many"][0], 3)}
+    consumer = make("many", auto_offset_reset="latest")
+    assert {record.partition for record in read(consumer, 10)} == {3}
+    assert [consumer.position(partition) for partition in MANY[:3]] == [10] * 3
+
+
+def test_a_loss_is_noticed_by_whoever_goes_on_from_a_commit(cluster: FakeCluster, make: Any) -> None:
+    fill(cluster, [b"old"] * 20)
+    first = make("t")
+    read(first, 20)
+    first.close()
+    cluster.do(lambda: lose(cluster, 1, [b"new"] * 40))
+    second = make("t")
+    with pytest.raises(errors.LogTruncated):
+        poll_until(lambda: False, second)
+    assert read(second, 40)[0].offset == 10
 
 
 # -- listeners -----------------------------------------------------------------------------------------------------
@@ -424,6 +445,17 @@ def test_errors_that_pass_are_waited_out(cluster: FakeCluster, make: Any, error:
     consumer.commit()
     assert consumer.committed(TopicPartition("t", 0)) == 10
     assert not any(failures.values())
+
+
+def test_a_coordinator_that_is_stuck_is_left_when_there_is_another(cluster: FakeCluster, make: Any) -> None:
+    consumer = make("t")
+    poll_until(consumer.assignment, consumer)
+    cluster.script = lambda seen: SILENCE if seen.broker == 0 and seen.operation in FakeCoordinator.OPERATIONS else None
+    cluster.do(lambda: cluster.coordinator.move(1))
+    consumer.commit({TopicPartition("t", 0): 3})
+    (commit,) = cluster.coordinator.commits
+    assert commit.rows[0].offset == 3
+    poll_until(lambda: any(member.parked for member in cluster.coordinator.members.values()), consumer)
 
 
 def test_a_commit_that_nobody_takes_ends_with_its_time(cluster: FakeCluster, make: Any) -> None:

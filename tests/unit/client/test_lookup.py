@@ -129,3 +129,25 @@ def test_what_cannot_be_asked_is_refused(consumer, call):
 def test_what_cannot_be_read_backward_is_refused(consumer, arguments):
     with pytest.raises(errors.IllegalState):
         consumer.read_backward(T, **arguments)
+
+
+def refusing(*poison: bytes) -> Any:
+    def deserialize(data: bytes) -> int:
+        if data in poison:
+            raise ValueError("poison")
+        return int(data)
+
+    return deserialize
+
+
+def test_a_record_that_nobody_asked_for_may_be_poison(cluster):
+    fill(cluster, 10)
+    with Consumer(bootstrap_servers=cluster.bootstrap, value_deserializer=refusing(b"2", b"6")) as consumer:
+        assert [record.value for record in consumer.find("t", "1")] == [1, 4, 7]
+        assert [record.value for record in consumer.read_backward(T, count=3)] == [9, 8, 7]
+        with pytest.raises(errors.DeserializationError) as caught:
+            consumer.read_backward(T, count=5)
+        assert caught.value.offset == 6
+        assert [record.value for record in consumer.read_backward(T, before=6, count=3)] == [5, 4, 3]
+        with pytest.raises(errors.DeserializationError):
+            consumer.find("t", "2")

@@ -148,6 +148,13 @@ def test_cbor_that_is_not_plain_is_refused(data: bytes) -> None:
     assert failure is not None
 
 
+@pytest.mark.parametrize("name", ["bytes", "cbor", "json", "string"])
+@given(data=st.binary(max_size=64))
+def test_no_bytes_are_worse_than_an_error(name: str, data: bytes) -> None:
+    found, failure = Deserializing("value", name).many("t", [data], None)
+    assert len(found) == (failure is None)
+
+
 def test_cbor_can_be_told_to_take_text_and_bytes_alone_as_keys() -> None:
     data = CborSerializer().serialize("t", {1: 2})
     assert data is not None

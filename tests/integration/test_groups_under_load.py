@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cluster import Cluster, running_cluster
 from tests.integration.members import until
 from tests.integration.workload import Load
 from zmqueue import Admin, Consumer, ConsumerRebalanceListener, TopicPartition
+from zmqueue.testing import Cluster, running_cluster
 
 PARTITIONS = 4
 Found = set[tuple[int, int]]
