@@ -23,6 +23,7 @@ from zmqueue import errors
 from zmqueue.model import PartitionKey
 from zmqueue.wire import batch, frames
 from zmqueue.wire import group_messages as g
+from zmqueue.wire import group_records as r
 from zmqueue.wire import messages as m
 
 FOLDER = Path(__file__).parent
@@ -173,6 +174,38 @@ MESSAGES: dict[str, Struct] = {
     "DeleteGroupRequest": g.DeleteGroupRequest("readers"),
 }
 
+# What `__consumer_offsets` holds, keys and values.
+RECORDS: dict[str, Struct] = {
+    "OffsetKey": r.OffsetKey("größe", TOPIC, 3),
+    "GroupKey": r.GroupKey("readers"),
+    "CommittedOffset": r.CommittedOffset(510, 7, "by hand", 1_700_000_000_000, "m-1", 12),
+    "CommittedOffset, of nobody": r.CommittedOffset(0, -1, "", 1_700_000_000_000, "", 0),
+    "GroupState": r.GroupState(
+        generation=9,
+        assignor="sticky",
+        emptied_ms=-1,
+        topics=[r.KnownTopic("events", TOPIC, 4, 2), r.KnownTopic("later", None, 0, 0)],
+        members=[
+            r.MemberState(
+                member_id="m-2",
+                instance_id="rack-1",
+                replaced=["m-0"],
+                client_id="c",
+                topics=[0, 1],
+                assignor="sticky",
+                session_timeout_ms=10_000,
+                rebalance_timeout_ms=300_000,
+                revision=5,
+                held=[r.Run(0, 3, 1, -1, [0, 1]), r.Run(0, 3, 1, 5, [3])],
+            ),
+            r.MemberState(
+                "m-3", None, [], "", [0], "", 10_000, 10_000, 2, [r.Run(0, 9, 2, -1, [2])], [r.Waiting(0, [3])]
+            ),
+        ],
+    ),
+    "GroupState, without members": r.GroupState(4, "range", 1_700_000_000_000, [], []),
+}
+
 
 def message_types() -> dict[str, type[Struct]]:
     """Every type that travels, by name."""
@@ -281,6 +314,7 @@ def current() -> dict[str, dict[str, Any]]:
     """What the files would hold if they were written now."""
     return {
         "messages.json": {name: frames.pack(message).hex() for name, message in MESSAGES.items()},
+        "group_records.json": {name: r.encode(record).hex() for name, record in RECORDS.items()},
         "frames.json": {name: [frame.hex() for frame in parts] for name, parts in multiparts().items()},
         "operations.json": {operation.name: int(operation) for operation in frames.Operation},
         "batches.json": {name: _pack_batch(arguments) for name, arguments in batches().items()},

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from zmqueue import AsyncConsumer, AsyncProducer, TopicPartition
+from zmqueue import AsyncConsumer, AsyncProducer, ConsumerRebalanceListener, TopicPartition
 from zmqueue.testing import Cluster, running_cluster
 
 PARTITIONS = 10
@@ -161,3 +161,52 @@ def test_a_broker_killed_in_the_middle_loses_no_acknowledged_record(cluster: Clu
 
     run(main())
     cluster.wait_healthy()
+
+
+def test_members_come_and_go_and_are_cancelled_and_every_record_is_read(cluster: Cluster) -> None:
+    """Each member commits what it gives back, so records come twice only where a cancellation hit the commit."""
+    records, chance = 20_000, random.Random(1)
+
+    class Commits(ConsumerRebalanceListener):
+        def __init__(self, consumer: AsyncConsumer) -> None:
+            self.consumer = consumer
+
+        async def on_partitions_revoked(self, revoked: list[TopicPartition]) -> None:  # type: ignore[override]
+            await self.consumer.commit()
+
+    async def main() -> None:
+        producer, _ = clients(cluster, "group")
+        read: Counter[bytes] = Counter()
+
+        async def member() -> None:
+            options: dict[str, Any] = {"group_id": "members", "auto_offset_reset": "earliest", "max_poll_records": 50}
+            async with AsyncConsumer(
+                bootstrap_servers=cluster.bootstrap_servers, enable_auto_commit=False, **options
+            ) as consumer:
+                await consumer.subscribe(["group"], listener=Commits(consumer))
+                async for record in consumer:
+                    read[record.value] += 1
+
+        async with producer:
+            await (
+                await producer.send_many(
+                    "group", [b"%d" % n for n in range(records)], [b"%d" % n for n in range(records)]
+                )
+            )
+            members = [asyncio.ensure_future(member()) for _ in range(3)]
+            for _ in range(12):
+                await asyncio.sleep(chance.choice([0.05, 0.2, 0.5]))
+                leaver = members.pop(0)
+                leaver.cancel()
+                await asyncio.wait([leaver])
+                assert leaver.cancelled()
+                members.append(asyncio.ensure_future(member()))
+            while len(read) < records:
+                await asyncio.sleep(0.05)
+            for each in members:
+                each.cancel()
+            await asyncio.wait(members)
+            assert set(read) == {b"%d" % n for n in range(records)}
+            assert set(read.values()) == {1}
+
+    run(main())

@@ -35,6 +35,7 @@ from zmqueue.client.aio_gate import Gate
 from zmqueue.client.arrow import as_rows
 from zmqueue.client.columns import Header
 from zmqueue.client.futures import BulkFuture, BulkMetadata, Delivery, Part, RecordFuture
+from zmqueue.client.metadata import TopicView
 from zmqueue.client.producer import Producer
 from zmqueue.client.routing import Router
 from zmqueue.client.serializers import Serializer
@@ -71,6 +72,13 @@ class _Inner(Producer):
         self.post = self._network.post
         self.begin_flush, self.end_flush = self._buffer.begin_flush, self._buffer.end_flush
         self.await_room = self._buffer.await_room
+
+    def _find_view(self, name: str, timeout_s: float | None = None) -> TopicView:
+        """Topics were waited for before a record came here, but for those that an interceptor sends it to."""
+        view = self._router.metadata.topics.get(name)
+        if view is None:
+            raise UnknownTopicOrPartition(f"no topic {name!r} is known here (partitions_for waits until one is)")
+        return view
 
     def rows(self, values: Any, keys: Any, headers: Any, timestamps_ms: Any) -> Any:
         """Columns of any kind as ones that can be cut."""

@@ -61,11 +61,12 @@ class Job:
 class Listening:
     """A listener's run in the loop, for which the thread waits."""
 
-    __slots__ = ("error", "task")
+    __slots__ = ("ended", "error", "task")
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
         self.task: asyncio.Task[None] | None = None
+        self.ended = False  # known to the thread
 
 
 def _keep(_: Any) -> None:
@@ -79,6 +80,7 @@ class Worker:
         self._interrupt = interrupt
         self._calls: deque[Job] = deque()
         self._polls: deque[Job] = deque()
+        self._last: Job | None = None
         # What the thread is in, the innermost last: nothing when it is idle, more than one only while a listener runs.
         self.stack: list[Job | Listening] = []
         self._inbox: queue.SimpleQueue[Job | Listening | None] = queue.SimpleQueue()
@@ -125,7 +127,9 @@ class Worker:
             self._leave(job)
 
     def close(self, call: Callable[[], Any]) -> Job:
-        """The last call. What waits fails, and what runs is interrupted; the thread ends after it."""
+        """The last call, when a listener that runs has returned. What waits fails; the thread ends after it."""
+        if self._in_listener():
+            raise IllegalState("a rebalance listener cannot close its consumer: return from it first")
         self._refused = True
         for waiting in [*self._calls, *self._polls]:
             self._drop(waiting)
@@ -138,8 +142,7 @@ class Worker:
             finally:
                 self.stop()
 
-        job = Job(self._gate.enter().create_future(), call_and_end, None, _keep)
-        self._calls.append(job)
+        self._last = job = Job(self._gate.enter().create_future(), call_and_end, None, _keep)
         if self.stack:
             self._interrupt()
         self._next()
@@ -177,7 +180,11 @@ class Worker:
             return
         if self._calls:
             job = self._calls.popleft()
-        elif self._polls and not self.stack:
+        elif self.stack:
+            return
+        elif self._last is not None:
+            job, self._last = self._last, None
+        elif self._polls:
             job = self._polls.popleft()
         else:
             return
@@ -274,15 +281,19 @@ class Worker:
     # -- the worker's thread -------------------------------------------------------------------------------------------
 
     def _serve(self, until: Listening | None) -> None:
-        while True:
+        while until is None or not until.ended:
             job = self._inbox.get()
-            if job is until:
+            if isinstance(job, Listening):
+                # Not always the innermost: what a call within one listener sets off may outlast that listener.
+                job.ended = True
+            elif job is not None:
+                self._do(job)
+            elif until is None:
                 return
-            if not isinstance(job, Job):
+            else:
                 # The end, while a listener was waited for: the outer one has to see it as well.
-                self._inbox.put(job)
+                self._inbox.put(None)
                 raise ClientClosed
-            self._do(job)
             # Or the last job would be kept, with all it refers to, until there is another.
             del job
 

@@ -33,10 +33,10 @@ from zmqueue.client.member import Effect, Fail, Gone, Lose, Member, Owned, Send,
 from zmqueue.client.network import Answer, Network, Timer, log
 from zmqueue.client.slots import Reset, Slot
 from zmqueue.client.starts import Starts
-from zmqueue.errors import ClientClosed, CoordinatorNotAvailable, FencedInstance, ZmqueueError
+from zmqueue.errors import ClientClosed, CoordinatorNotAvailable, FencedInstance, IllegalState, ZmqueueError
 from zmqueue.model import EARLIEST
 from zmqueue.wire.frames import Operation
-from zmqueue.wire.group_messages import CommitRow
+from zmqueue.wire.group_messages import TOPICS_MAX, CommitRow
 
 # How long offsets of partitions that are let go are tried to be committed.
 LET_GO_S = 10.0
@@ -99,12 +99,18 @@ class Membership:
         if topics:
             self.out = False
             self._on_coordinator()
-            self._run(self.member.want(topics, time.monotonic()))
+            self._want(topics)
 
     def follow(self) -> None:
         """Other topics may be wanted by now."""
         topics = self.topics()
         if topics is not None and self.member.state in (State.JOINING, State.STABLE, State.REVOKING):
+            self._want(topics)
+
+    def _want(self, topics: list[str]) -> None:
+        if len(topics) > TOPICS_MAX:
+            self._fail(IllegalState(f"{len(topics)} topics: a member can subscribe to {TOPICS_MAX} at most"))
+        else:
             self._run(self.member.want(topics, time.monotonic()))
 
     def release(self, slots: list[Slot], rows: Rows, life: str) -> None:

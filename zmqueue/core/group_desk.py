@@ -177,10 +177,13 @@ class Desk:
         return effects
 
     def _release_parked(self, member: Member, now_ms: int) -> list[Effect]:
+        """That it was heard, which includes what it said of subscriptions, is said when the group is clean."""
         older, member.parked = member.parked, None
         if older is None:
             return []
-        return [served(self._around.lease, older.token, self._nothing_new(older.revision), now_ms)]
+        if self.clean:
+            return [served(self._around.lease, older.token, self._nothing_new(older.revision), now_ms)]
+        return self.gate(Answer(older.token, self._nothing_new(older.revision)))
 
     def _answer(self, member: Member, now_ms: int) -> list[Effect]:
         """What the member is to hear now, if anything. The group is clean."""

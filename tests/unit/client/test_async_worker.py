@@ -218,3 +218,64 @@ def test_the_last_call_ends_the_thread_and_all_that_waits() -> None:
             assert not worker._thread.is_alive()
 
     run(main())
+
+
+def test_closing_waits_for_a_listener_that_runs_and_serves_it() -> None:
+    async def main() -> None:
+        async with working() as (client, worker):
+            listens, goes_on = asyncio.Event(), asyncio.Event()
+
+            async def listener() -> None:
+                listens.set()
+                await goes_on.wait()
+                with pytest.raises(errors.IllegalState, match="cannot close"):
+                    worker.close(lambda: None)
+                client.log.append(await call(worker, lambda: "committed"))
+
+            async def last_listener() -> None:
+                client.log.append(await call(worker, lambda: "committed at the end"))
+
+            def close() -> None:
+                worker.call_in_loop(last_listener)
+                client.log.append("closed")
+
+            rebalancing = asyncio.ensure_future(worker.result(worker.poll(lambda _: worker.call_in_loop(listener), 30)))
+            await listens.wait()
+            rebalancing.cancel()
+            closing = worker.close(close)
+            with pytest.raises(errors.ClientClosed):
+                worker.call(lambda: None)
+            await turns()
+            goes_on.set()
+            await worker.result(closing)
+            assert client.log == ["committed", "committed at the end", "closed"]
+
+    run(main())
+
+
+def test_a_listener_that_a_call_sets_off_may_outlast_the_one_it_was_called_in() -> None:
+    async def main() -> None:
+        async with working() as (client, worker):
+            outer_goes_on, inner_goes_on, inner_listens = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+            async def inner() -> None:
+                inner_listens.set()
+                await inner_goes_on.wait()
+                client.log.append("inner")
+
+            async def outer() -> None:
+                await outer_goes_on.wait()
+                client.log.append("outer")
+
+            rebalancing = asyncio.ensure_future(worker.result(worker.poll(lambda _: worker.call_in_loop(outer), 30)))
+            await turns()
+            calling = asyncio.ensure_future(call(worker, lambda: worker.call_in_loop(inner)))
+            await inner_listens.wait()
+            outer_goes_on.set()
+            await turns()
+            inner_goes_on.set()
+            await asyncio.gather(rebalancing, calling)
+            assert client.log == ["outer", "inner"]
+            assert worker.idle
+
+    run(main())

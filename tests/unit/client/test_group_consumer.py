@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -238,6 +239,39 @@ def test_nobody_waits_for_an_application_that_has_nothing_in_work(cluster: FakeC
     for partition in MANY:
         first.position(partition)
     poll_until(lambda: len(second.assignment()) == 2, second)
+
+
+def test_what_comes_back_before_it_was_let_go_goes_on_where_it_was(cluster: FakeCluster, make: Any) -> None:
+    fill_many(cluster)
+    first, second, told = make(), make("many"), Told(cluster)
+    first.subscribe(["many"], listener=told)
+    records = read(first, 40)
+    poll_until(lambda: len(cluster.coordinator.members) == 2, second)
+    assert first._fetcher.wait(lambda: first._group.has_news, PATIENCE_S)
+    second.close()
+    deferred = first._group.membership._deferred
+    assert first._fetcher.wait(lambda: len(deferred) == 2, PATIENCE_S)
+    cluster.do(lambda: fill_many(cluster))
+    records += read(first, 40)
+    assert told.calls == [("assigned", [0, 1, 2, 3]), ("revoked", [2, 3]), ("assigned", [2, 3])]
+    seen = [(record.partition, record.offset) for record in records]
+    assert sorted(seen) == [(partition, offset) for partition in range(4) for offset in range(20)]
+
+
+def test_a_topic_that_was_made_again_is_read_from_its_own_beginning(cluster: FakeCluster, make: Any) -> None:
+    fill(cluster, [b"old"] * 10)
+    consumer, told = make(), Told(cluster)
+    consumer.subscribe(["t"], listener=told)
+    read(consumer, 10)
+
+    def make_again() -> None:
+        del cluster.topics["t"]
+        cluster.add_topic("t", 1)
+        fill(cluster, [b"new"] * 10)
+
+    cluster.do(make_again)
+    assert [(record.offset, record.value) for record in read(consumer, 10)] == [(n, b"new") for n in range(10)]
+    assert told.calls == [("assigned", [0]), ("revoked", [0]), ("assigned", [0])]
 
 
 def test_an_iteration_drops_what_it_was_given_of_partitions_that_went(cluster: FakeCluster, make: Any) -> None:
@@ -650,6 +684,13 @@ def test_a_pattern_follows_topics_as_they_come_and_go(cluster: FakeCluster, make
     poll_until(lambda: consumer.assignment() == {TopicPartition("new-topic", 0)}, consumer)
 
 
+def test_more_topics_than_a_member_can_have_are_refused(cluster: FakeCluster, make: Any) -> None:
+    consumer = make()
+    consumer.subscribe([f"topic-{number}" for number in range(1_001)])
+    with pytest.raises(errors.IllegalState, match="1001 topics"):
+        poll_until(lambda: False, consumer)
+
+
 def test_topics_or_a_pattern_and_a_listener_only_for_groups(make: Any) -> None:
     consumer = make(group_id=None)
     for wrong in ({"topics": []}, {"topics": ["t"], "pattern": "t"}, {"topics": ["t"], "listener": object()}):
@@ -755,3 +796,14 @@ def test_figures_are_in_kafka_pythons_groups(cluster: FakeCluster, make: Any) ->
 def test_settings_that_make_no_sense(make: Any, settings: dict[str, Any]) -> None:
     with pytest.raises(errors.ConfigError):
         make(**settings)
+
+
+def test_a_consumer_that_is_dropped_is_no_member_for_long(cluster: FakeCluster, make: Any) -> None:
+    settings = {"bootstrap_servers": cluster.bootstrap, "group_id": "g", "heartbeat_interval_ms": 100}
+    consumer = Consumer("t", **settings)
+    poll_until(consumer.assignment, consumer)
+    thread = consumer._network._thread
+    del consumer
+    gc.collect()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()

@@ -71,6 +71,7 @@ class Client(Struct, eq=False):
     number: int = 0
     lives: int = 0
     tell_topics: bool = True
+    subscribed_ms: int = 0  # when the newest subscription that has arrived was sent: connections keep their order
     waiting: Sent | None = None
     holds: dict[PartitionKey, int] = field(default_factory=dict)  # with the number of the tenure
     revoking: dict[PartitionKey, int] = field(default_factory=dict)
@@ -373,6 +374,10 @@ class World:
     def deliver_to(self, coordinator: Coordinator, sent: Sent) -> None:
         again = Sent(sent.client, sent.member_id, sent.request, sent.sent_ms)
         if isinstance(sent.request, GroupHeartbeatRequest):
+            if sent.request.topics is not None:
+                if sent.sent_ms < sent.client.subscribed_ms:
+                    return
+                sent.client.subscribed_ms = sent.sent_ms
             if sent.client.waiting is sent:
                 again = sent
             self.perform(coordinator, coordinator.on_heartbeat(again, sent.request, self.now_ms))

@@ -359,6 +359,18 @@ def test_a_member_may_change_what_it_subscribes_to():
     assert rig.heartbeat("a", 3, topics=["u"], session_timeout_ms=1) == errors.InvalidSessionTimeout.code
 
 
+def test_a_heartbeat_with_a_new_subscription_is_answered_when_that_is_replicated_though_a_newer_one_comes():
+    rig = Rig()
+    rig.join("a")
+    rig.auto = False
+    rig.heartbeat("a", 1, topics=["t", "u"], session_timeout_ms=SESSION_MS)
+    subscribing = rig.token
+    rig.heartbeat("a", 1)
+    assert subscribing not in rig.said
+    rig.written()
+    assert rig.said[subscribing].revision == 1
+
+
 def test_partitions_that_are_added_are_given_out_as_fresh():
     rig = Rig()
     rig.join("a")
