@@ -103,10 +103,21 @@ def _spread(gaps: list[float]) -> str:
 
 
 def write(page: Path, text: str) -> None:
-    """Between the two marks, and nothing else of the page."""
+    """Between the two marks, and nothing else of the page. Lines of scenarios that were not run again stay."""
     old = page.read_text()
     before, begin, rest = old.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    present, end, after = rest.partition(END)
     if not begin or not end:
         raise TableError(f"{page} has no lines {BEGIN} and {END}")
-    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    lines = {place: line for line in (present + text).splitlines() if (place := _place(line)) is not None}
+    headings = [line for line in text.splitlines() if _place(line) is None]
+    table = "\n".join([*headings, *(lines[place] for place in sorted(lines))])
+    page.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
+
+
+def _place(line: str) -> tuple[int, str] | None:
+    """Row and name, by which the lines are ordered; None for what is no line of a scenario."""
+    cells = [cell.strip() for cell in line.split("|")]
+    if len(cells) != len(HEADINGS) + 2 or not cells[2].startswith("`"):
+        return None
+    return int(cells[1] or 0), cells[2].strip("`")

@@ -126,15 +126,29 @@ class Host:
             self._at = max(self._at, self._view.log_start)
             for batch in split(self._world.logs[self.key].read(self._at, READ_BYTES, self._end)):
                 self._at = batch.header.next_offset
-                for key, value in _records(batch):
+                for key, value in self._records(batch):
                     try:
                         self.coordinator.replay(key, value)
                     except CorruptBatch as error:
-                        # Its bytes are as they were written: whoever wrote them was wrong, and no copy is better.
-                        _logger.error("group partition %d: before %d: %s", self.key.partition, self._at, error)
+                        self._pass_over(error)
                     count += 1
                     if count % SLICE_RECORDS == 0:
                         yield
+
+    def _records(self, batch: Batch) -> Iterable[tuple[bytes | None, bytes | None]]:
+        header = batch.header
+        if header.attributes & CONTROL or not header.record_count:
+            return ()
+        try:
+            columns = decode(header, batch.body)
+        except CorruptBatch as error:
+            self._pass_over(error)
+            return ()
+        return zip(columns.keys or [None] * len(columns.values), columns.values, strict=True)
+
+    def _pass_over(self, error: CorruptBatch) -> None:
+        """The bytes are as they were written: whoever wrote them was wrong, and no other copy is better."""
+        _logger.error("group partition %d: before %d: passed over: %s", self.key.partition, self._at, error)
 
     def _fail(self, reason: str) -> None:
         _logger.error("group partition %d: no coordinator for now: %s", self.key.partition, reason)
@@ -262,14 +276,6 @@ class Host:
         self._writes.clear()
         for token in waiting.values():
             self._world.replies.fail(token, error.code, str(error))
-
-
-def _records(batch: Batch) -> Iterable[tuple[bytes | None, bytes | None]]:
-    header = batch.header
-    if header.attributes & CONTROL or not header.record_count:
-        return ()
-    columns = decode(header, batch.body)
-    return zip(columns.keys or [None] * len(columns.values), columns.values, strict=True)
 
 
 class _GaveUp(Exception):

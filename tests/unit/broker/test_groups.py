@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google_crc32c import value as crc32c
 
 from tests.unit.broker.test_shell import Shell, _registration
 from zmqueue import errors
@@ -19,7 +20,7 @@ from zmqueue.core.group_effects import Answer, GiveUp, Refuse, Write
 from zmqueue.model import PartitionKey
 from zmqueue.wire import group_messages as g
 from zmqueue.wire import messages as m
-from zmqueue.wire.batch import encode
+from zmqueue.wire.batch import Batch, encode
 from zmqueue.wire.frames import Operation
 
 COMMITTED = g.CommitOffsetsResponse([0])
@@ -505,8 +506,11 @@ def test_a_mistake_costs_one_partition_a_pause_and_the_broker_nothing(coordinati
     assert shell.handlers.waiting == 0
 
 
-def append(shell: GroupShell, group: str, key: bytes) -> None:
-    batch = encode([b"v"], keys=[key])
+def append(shell: GroupShell, group: str, key: bytes, body: bytes = b"") -> None:
+    header, written = encode([b"v"], keys=[key])
+    if body:
+        header.body_crc, header.body_length, header.raw_length = crc32c(body), len(body), len(body)
+    batch = Batch(header, body or written)
     token = group_host.Writing(shell.host(group), None, [])  # type: ignore[arg-type]
     shell.executor.run(shell.node.on_produce(shell.key(group), token, batch, -1, 99_999, shell.now_ms))
 
@@ -514,6 +518,7 @@ def append(shell: GroupShell, group: str, key: bytes) -> None:
 def test_a_record_that_cannot_be_read_is_passed_over(coordinating: GroupShell) -> None:
     shell, group = coordinating, coordinating.group()
     append(shell, group, b"unreadable")
+    append(shell, group, b"", body=b"no columns")
     written(shell, group, 1)
     shell.away_and_back(group)
     shell.turn()

@@ -164,11 +164,24 @@ def test_a_control_must_show_anomalies() -> None:
         assert table.render([made], {}).endswith(f"| {met} |")
 
 
+def test_lines_of_scenarios_that_were_not_run_again_stay(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"{table.BEGIN}\n{table.END}\n")
+    table.write(page, table.render([of_kill_leader(1), {**of_kill_leader(2), "scenario": "kill-all", "row": 5}], {}))
+    before = page.read_text().splitlines()
+    table.write(page, table.render([of_kill_leader(7)], {}))
+    after = page.read_text().splitlines()
+    assert [line for line in after if line not in before] == [table.render([of_kill_leader(7)], {}).splitlines()[-1]]
+    assert len(after) == len(before)
+    assert after[-2] == before[-2], "in the order of their rows"
+
+
 def test_the_table_takes_the_place_between_its_marks(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
-    table.write(page, "new")
-    assert page.read_text() == f"before\n{table.BEGIN}\nnew\n{table.END}\nafter\n"
+    fresh = table.render([of_kill_leader(1)], {})
+    table.write(page, fresh)
+    assert page.read_text() == f"before\n{table.BEGIN}\n{fresh}\n{table.END}\nafter\n"
     page.write_text("nothing")
     with pytest.raises(table.TableError):
         table.write(page, "new")
