@@ -19,6 +19,18 @@ so whoever records must not guess: in doubt it is `info`.
         fault    x: a fault (invoke: begins, ok: is over), ks: the keys that it hit
         era      records that were acknowledged before may be gone from here on (a power cut without fsync)
 
+Of a group's members there are files of their own, and `p` is the member (chaos/members.py merges them):
+
+        join      invoke: from here on it asks to be a member
+        assigned, revoked, lost: the partitions `ks`, told in generation v to the membership x; `poll` has v and x too
+        commit    o: which commit of the member; invoke: rows [[k, [offset]], ...] under the membership x; fail: x says
+                  why; ok: rows, if not all were accepted
+        leave     invoke: it asks to go; ok: it is gone
+        killed
+        suspended invoke; ok: it wakes
+        removed   the coordinator gave the membership x up
+        end       everybody leaves now
+
 A line is a few hundred bytes at most, except polls. The file is written through one lock, so its order is the order of
 events; a writer that is killed leaves at most one torn line, which readers leave out.
 """

@@ -30,7 +30,9 @@ from chaos import disk, report, scenario, workload  # noqa: E402
 from chaos.checker import Rules, Verdict, check  # noqa: E402
 from chaos.cluster import Cluster, Layout, NotHealed, cluster_in  # noqa: E402
 from chaos.faults import HARNESS, Faults, Hit, Plan, Window, is_fault  # noqa: E402
+from chaos.group_checker import check_group  # noqa: E402
 from chaos.history import OK, Recorder, read_file  # noqa: E402
+from chaos.members import Members, history  # noqa: E402
 from chaos.report import Injected  # noqa: E402
 from chaos.scenario import Scenario, Step  # noqa: E402
 
@@ -68,6 +70,7 @@ class Run:
         self._windows: list[Window] = []
         self._say = say
         self._rng = random.Random(seed)
+        self._members: Members | None = None
         self._topics: list[str] = [topic for topic in ("w1", "w4") if topic in spec.workloads]
         if unknown := [step.fault for step in spec.steps if not is_fault(step.fault)]:
             raise scenario.ScenarioError(f"{name}: no fault is called {unknown[0]!r}")
@@ -93,10 +96,15 @@ class Run:
             load = self._load(recorder, cluster)
             began = time.monotonic()
             try:
+                if spec.members:
+                    self._gather(recorder, cluster, faults)
+                    began = time.monotonic()
                 self._break(recorder, faults)
                 self.seconds = time.monotonic() - began
                 self._heal(cluster, faults)
                 load.stop()
+                if self._members is not None:
+                    self._members.drain()
                 self._read(recorder, cluster)
                 self._dump_replicas(recorder, cluster)
             except NotHealed as error:
@@ -105,11 +113,19 @@ class Run:
                 self._problem("CLIENT", str(error))
             finally:
                 faults.end_children()
+                if self._members is not None:
+                    self._members.close()
             self.errors = dict(load.errors)
             self._windows += faults.windows
             self.measures |= faults.measures
             for crash in cluster.crashes:
                 self._problem("CRASH", crash)
+
+    def _gather(self, recorder: Recorder, cluster: Cluster, faults: Faults) -> None:
+        self._members = faults.members = Members(self.folder / "members", recorder, cluster, self._topics[0])
+        for _ in range(self.spec.members):
+            self._members.join()
+        self._members.await_shared(self.spec.partitions)
 
     def _problem(self, name: str, text: str) -> None:
         self.problems[name].append(text)
@@ -238,6 +254,11 @@ class Run:
         verdict = check(read_file(self.history), Rules(lag_s_max=self.spec.lag_s_max)) if judged else Verdict()
         line = report.timeline(read_file(self.history), self.injected)
         more = {name: len(texts) for name, texts in self.problems.items()}
+        if judged and self._members is not None:
+            group = check_group(history(self.history, self.folder / "members"), self.spec.partitions)
+            verdict.anomalies += group.anomalies
+            verdict.counts |= group.counts
+            self.measures |= group.measures
         measures = self.measures | report.latency_ratio(read_file(self.history), self._windows)
         return report.make(self.spec, self.name, self.seed, self.seconds, verdict, more, self.errors, line, measures)
 

@@ -11,6 +11,7 @@ accepts_loss     a fault leaves every partition without a replica to believe: it
 control          must end with anomalies: what it does, nothing can survive
 proxied          links between brokers go through a proxy, which can cut them; clients_proxied: those of clients as well
 clocks           brokers' wall clocks can be moved (libfaketime)
+members          so many consumers of one group, each a process, read w1 and are what faults disturb
 settle_s         latency is compared: during faults, from so long after their beginning, with that between them
 rest_s           [least, most]: how long nothing happens after a fault; a step may have its own
 [[steps]]        fault (a method of Faults); hold_s [least, most]: how long it lasts; weight, for a random order; pairs,
@@ -18,7 +19,8 @@ rest_s           [least, most]: how long nothing happens after a fault; a step m
 [targets]        none may be exceeded. gap_p50_s, gap_p99_s, gap_max_s: seconds without an acknowledgement;
                  gap_controller_p99_s: where the victim led Raft, which the others leave out; whole_s: until all
                  replicas are in sync again; unknown: sends not acknowledged in the end; p99_ratio: of latency under
-                 pressure to that in calm; rss_growth_mib, fds_left, clear_s: see chaos/faults/pressure.py
+                 pressure to that in calm; rss_growth_mib, fds_left, clear_s: see chaos/faults/pressure.py;
+                 unmoved_gap_s, rebalance_all_p99_s: see chaos/group_checker.py
 """
 
 from __future__ import annotations
@@ -63,6 +65,8 @@ class Targets(Struct, frozen=True, forbid_unknown_fields=True):
     rss_growth_mib: Bound | None = None
     fds_left: Bound | None = None
     clear_s: Seconds | None = None
+    unmoved_gap_s: Seconds | None = None
+    rebalance_all_p99_s: Seconds | None = None
 
     def wanted(self) -> dict[str, float]:
         return {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
@@ -79,6 +83,7 @@ class Scenario(Struct, frozen=True, forbid_unknown_fields=True):
     per_second: Count = 500
     producers: Count = 2
     consumers: Count = 2
+    members: Annotated[int, Meta(ge=0, le=100)] = 0
     rest_s: tuple[Seconds, Seconds] = (0.3, 1.0)
     pair_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
     proxied: bool = False

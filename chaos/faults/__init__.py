@@ -13,13 +13,14 @@ from __future__ import annotations
 from chaos.faults.base import HARNESS, Hit, Plan, Window
 from chaos.faults.disks import DiskFaults
 from chaos.faults.links import LinkFaults
+from chaos.faults.members import MemberFaults
 from chaos.faults.pressure import PressureFaults
 from chaos.faults.processes import ProcessFaults
 
 __all__ = ["HARNESS", "Faults", "Hit", "Plan", "Window", "is_fault"]
 
 
-class Faults(ProcessFaults, DiskFaults, LinkFaults, PressureFaults):
+class Faults(ProcessFaults, DiskFaults, LinkFaults, PressureFaults, MemberFaults):
     def heal(self) -> None:
         """Everything runs and nothing is slow, full, cut or off its time."""
         cluster = self.cluster

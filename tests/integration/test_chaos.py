@@ -77,6 +77,19 @@ def test_strangers_neither_end_a_broker_nor_fill_it(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+def test_a_group_whose_members_come_go_die_and_sleep_shows_no_anomaly(tmp_path: Path) -> None:
+    code, report, said = chaos(tmp_path, "groups", "--seconds", "20", "--seed", "3")
+    assert report["anomalies"] == {}, said
+    assert code == 0
+    assert report["faults"] >= 2
+    measured = report["measures"]
+    assert measured["rebalances"] >= 20 + report["faults"]
+    assert measured["zombies_refused"] == measured["zombies"]
+    assert measured["delivered"] >= report["verdict"]["acked"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_loss_that_no_broker_can_know_of_is_found(tmp_path: Path) -> None:
     code, report, _ = chaos(tmp_path, "lying-disks", "--seconds", "3", "--seed", "7")
     assert "LOST-WRITE" in report["anomalies"]
