@@ -31,7 +31,7 @@ from zmqueue.core.effects import Effect
 from zmqueue.core.group_effects import Answer, GiveUp, Log, Refuse, Write
 from zmqueue.core.groups import Coordinator
 from zmqueue.core.node import Node
-from zmqueue.errors import CoordinatorLoading, CorruptBatch, CorruptLog, NotCoordinator, ZmqueueError
+from zmqueue.errors import CoordinatorLoading, CorruptBatch, CorruptLog, InvalidRecord, NotCoordinator, ZmqueueError
 from zmqueue.model import ACKS_ALL, KiB, PartitionKey
 from zmqueue.wire.batch import CONTROL, Batch, decode, encode, split
 from zmqueue.wire.group_messages import GroupRow
@@ -129,7 +129,7 @@ class Host:
                 for key, value in self._records(batch):
                     try:
                         self.coordinator.replay(key, value)
-                    except CorruptBatch as error:
+                    except InvalidRecord as error:
                         self._pass_over(error)
                     count += 1
                     if count % SLICE_RECORDS == 0:
@@ -146,7 +146,7 @@ class Host:
             return ()
         return zip(columns.keys or [None] * len(columns.values), columns.values, strict=True)
 
-    def _pass_over(self, error: CorruptBatch) -> None:
+    def _pass_over(self, error: CorruptBatch | InvalidRecord) -> None:
         """The bytes are as they were written: whoever wrote them was wrong, and no other copy is better."""
         _logger.error("group partition %d: before %d: passed over: %s", self.key.partition, self._at, error)
 

@@ -13,7 +13,8 @@
                                        ├ slots       one partition being read
                                        └ records     batches, opened
                 serializers, avro ─ schemas, arrow   keys and values as applications have them
-                aio_producer, aio_consumer   for an event loop, on aio_gate and aio_worker
+                aio_producer ─ aio_futures, aio_consumer ─ aio_worker   for an event loop, on aio_gate
+                broker_client ─ broker_subscriptions   Message Broker's client, on all of these
                 routing    which broker to ask  ─ metadata (pure)
                 network    one IO thread per client object: requests, connections, timers
 

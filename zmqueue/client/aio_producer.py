@@ -12,9 +12,6 @@ Cancellation
   It can be awaited again, and `flush` waits for it all the same.
 - A cancelled `flush` or `close` stops waiting. `close` ends the producer even so; what is unsettled then fails.
 
-Awaiting a delivery ends the lingering of its batch, but not before the loop has run everything that was ready: a
-thousand tasks that send and wait share batches, and one alone does not wait for others that never come.
-
 Waiting tasks get room in the order in which they came. One step may go beyond `buffer_memory`, by a record or by a
 slice of `send_many`, because only a record that was serialised has a size, and it is serialised once. A task that sends
 on and on without ever having to wait lets the loop run every `_SENDS_PER_TURN` records.
@@ -24,17 +21,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any
 
-from msgspec import Struct
-
+from zmqueue.client.aio_futures import AsyncBulkFuture, AsyncRecordFuture, Endings, let_go
 from zmqueue.client.aio_gate import Gate
 from zmqueue.client.arrow import as_rows
 from zmqueue.client.columns import Header
-from zmqueue.client.futures import BulkFuture, BulkMetadata, Delivery, Part, RecordFuture
+from zmqueue.client.futures import BulkFuture, Part
 from zmqueue.client.metadata import TopicView
 from zmqueue.client.producer import Producer
 from zmqueue.client.routing import Router
@@ -43,12 +39,10 @@ from zmqueue.errors import (
     BufferFull,
     ClientClosed,
     ConfigError,
-    IllegalState,
     InvalidRecord,
     NoBrokersAvailable,
     RequestTimedOut,
     UnknownTopicOrPartition,
-    ZmqueueError,
 )
 from zmqueue.model import MiB, RecordMetadata, check_topic_name
 
@@ -134,64 +128,11 @@ class _TopicWatch:
     def _release(self) -> None:
         for topic, waiters in self._waiters.items():
             if topic in self._router.metadata.topics:
-                _let_go(waiters)
+                let_go(waiters)
 
     def let_all_go(self) -> None:
         for waiters in self._waiters.values():
-            _let_go(waiters)
-
-
-class AsyncRecordFuture(Struct, gc=False, eq=False):
-    """The fate of one record, to be awaited as often as one likes, in the producer's loop."""
-
-    producer: AsyncProducer
-    record: RecordFuture
-
-    def __await__(self) -> Generator[Any, None, RecordMetadata]:
-        """Where the record was written. Raises what prevented it."""
-        delivery = self.record.delivery
-        if not delivery.done:
-            yield from self.producer._ended(delivery)
-        return self.record.get(0)
-
-    def done(self) -> bool:
-        return self.record.delivery.done
-
-    def result(self) -> RecordMetadata:
-        """Like awaiting it, for one that is done."""
-        _check_done(self.done())
-        return self.record.get(0)
-
-    def exception(self) -> ZmqueueError | None:
-        """What prevented the record from being written; None if it was, or if it is still under way."""
-        return self.record.exception
-
-
-class AsyncBulkFuture(Struct, eq=False):
-    """The fate of all records of one `send_many` call."""
-
-    producer: AsyncProducer
-    bulk: BulkFuture
-
-    def __await__(self) -> Generator[Any, None, BulkMetadata]:
-        """Raises the first error there was; others of the records may have been written."""
-        for part in self.bulk.parts:
-            if not part.delivery.done:
-                yield from self.producer._ended(part.delivery)
-        return self.bulk.get(0)
-
-    def __len__(self) -> int:
-        return len(self.bulk)
-
-    def done(self) -> bool:
-        return self.bulk.done()
-
-    def result(self) -> BulkMetadata:
-        _check_done(self.done())
-        return self.bulk.get(0)
-
-    def exception(self) -> ZmqueueError | None:
-        return self.bulk.exception
+            let_go(waiters)
 
 
 class AsyncProducer:
@@ -204,8 +145,7 @@ class AsyncProducer:
         self._gate = Gate("AsyncProducer")
         self._inner = _Inner(**settings)
         self._topics = _TopicWatch(self._inner.router, self._gate)
-        self._waiting: dict[Delivery, dict[asyncio.Future[None], None]] = {}
-        self._hurried: list[Delivery] = []
+        self._endings = Endings(self._gate, self._inner)
         serializers = (settings.get("key_serializer"), settings.get("value_serializer"))
         self._unprepared = [
             each.store for each in serializers if isinstance(each, Serializer) and hasattr(each, "store")
@@ -240,7 +180,7 @@ class AsyncProducer:
         """
         if not self._can_go(topic):
             await self._until_it_can_go(topic)
-        return AsyncRecordFuture(self, self._inner.send(topic, value, key, headers, partition, timestamp_ms))
+        return AsyncRecordFuture(self._endings, self._inner.send(topic, value, key, headers, partition, timestamp_ms))
 
     async def send_and_wait(
         self,
@@ -254,7 +194,9 @@ class AsyncProducer:
         """Send, and wait for the delivery. Cancelled while it waits for that, the record stays under way."""
         if not self._can_go(topic):
             await self._until_it_can_go(topic)
-        return await AsyncRecordFuture(self, self._inner.send(topic, value, key, headers, partition, timestamp_ms))
+        return await AsyncRecordFuture(
+            self._endings, self._inner.send(topic, value, key, headers, partition, timestamp_ms)
+        )
 
     async def send_many(
         self,
@@ -294,7 +236,7 @@ class AsyncProducer:
             size = max(_SLICE_MIN, min(_SLICE_MAX, _SLICE_BYTES // record_bytes))
             at = end
             if at >= count:
-                return AsyncBulkFuture(self, BulkFuture(parts, count))
+                return AsyncBulkFuture(self._endings, BulkFuture(parts, count))
             await asyncio.sleep(0)
 
     # -- what is waited for before a record is taken ----------------------------------------------------------------
@@ -369,36 +311,6 @@ class AsyncProducer:
 
     # -- what is waited for afterwards ---------------------------------------------------------------------------
 
-    def _ended(self, delivery: Delivery) -> Generator[Any, None, None]:
-        """Wait for the end of a delivery, which this ends the lingering of."""
-        loop = self._gate.enter()
-        waiter = loop.create_future()
-        waiters = self._waiting.get(delivery)
-        if waiters is None:
-            waiters = self._waiting[delivery] = {}
-            if not self._hurried:
-                loop.call_soon(self._hurry)
-            self._hurried.append(delivery)
-            delivery.when_done(lambda: self._gate.tell(lambda: self._release(delivery)))
-        waiters[waiter] = None
-        try:
-            yield from waiter
-        finally:
-            waiters.pop(waiter, None)
-
-    def _hurry(self) -> None:
-        """Behind everything that was ready to run when the first of them was awaited."""
-        hurried, self._hurried = self._hurried, []
-        for delivery in hurried:
-            hurry = delivery.hurry
-            if hurry is not None:
-                # A producer that was closed ends its deliveries itself.
-                with contextlib.suppress(ClientClosed):
-                    hurry()
-
-    def _release(self, delivery: Delivery) -> None:
-        _let_go(self._waiting.pop(delivery, ()))
-
     async def flush(self, timeout: float | None = None) -> None:
         """Send everything now and wait until it is settled, well or not (the futures tell)."""
         self._gate.enter()
@@ -416,7 +328,7 @@ class AsyncProducer:
         try:
             for delivery in deliveries:
                 if not delivery.done:
-                    await _Ended(self, delivery)
+                    await self._endings.wait(delivery)
         finally:
             self._inner.end_flush()
 
@@ -450,7 +362,7 @@ class AsyncProducer:
             finally:
                 # Begun even if this task is cancelled; it needs nobody to go on.
                 ended = self._gate.in_thread(partial(self._inner.close, 0))
-                ended.add_done_callback(lambda _: _let_go([self._closing]))
+                ended.add_done_callback(lambda _: let_go([self._closing]))
         await asyncio.shield(self._closing)
 
     async def __aenter__(self) -> AsyncProducer:
@@ -460,25 +372,6 @@ class AsyncProducer:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         await self.close()
-
-
-class _Ended(Struct, frozen=True, gc=False):
-    producer: AsyncProducer
-    delivery: Delivery
-
-    def __await__(self) -> Generator[Any, None, None]:
-        return self.producer._ended(self.delivery)
-
-
-def _let_go(waiters: Iterable[asyncio.Future[None]]) -> None:
-    for waiter in waiters:
-        if not waiter.done():
-            waiter.set_result(None)
-
-
-def _check_done(done: bool) -> None:
-    if not done:
-        raise IllegalState("it is still under way: await it")
 
 
 def _first_slice(values: Sequence[Any]) -> int:

@@ -109,7 +109,7 @@ class PartitionLag(Struct, frozen=True):
 
     `lag` counts offsets between what is committed and the high watermark, as far as the log still has them: an upper
     bound of the records, where a topic is compacted. `lag_seconds` is the age of the first record among them; it is 0
-    when there is none.
+    when there is none. Where nothing is committed both are known only if the partition is empty.
     """
 
     topic: str

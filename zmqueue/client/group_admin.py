@@ -185,8 +185,9 @@ class GroupAdmin(Asking):
         waiting: dict[int, range] = {}  # offsets that the group has yet to read
         for number, row in health.items():
             at = committed.get(TopicPartition(view.name, number))
-            if at is not None:
-                waiting[number] = range(max(at.offset, row.log_start), row.high_watermark)
+            if at is not None or row.log_start == row.high_watermark:
+                begin = row.log_start if at is None else max(at.offset, row.log_start)
+                waiting[number] = range(begin, row.high_watermark)
         first_ms = FirstRecords(self._router, view).timestamps(
             {number: left for number, left in waiting.items() if left}, deadline
         )

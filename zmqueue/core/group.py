@@ -75,6 +75,7 @@ class Member(Struct):
     named: int = 0  # the newest revision that the member named to this coordinator
     met: bool = False  # it has been heard by this coordinator
     parked: Parked | None = None
+    condemned: bool = False  # it did not, so its session runs out whatever it says, but that it has let go
     deadline_ms: int | None = None  # until when it must let go of something; None before it could have heard so
 
     @property

@@ -6,7 +6,8 @@ else depends on the group as it is now is *gated*: said when the group is clean 
 
 Clocks, all of this coordinator's own: a session runs from the arrival of the member's last heartbeat (or from when we
 could last have answered it, if it was us who were late); the time to let go runs from when the member could first have
-heard that it must.
+heard that it must. Whoever exceeds that is answered no more, and removed when its session is over: a member may read on
+until a session after its last answered heartbeat, so nothing that it holds is free any sooner.
 """
 
 from __future__ import annotations
@@ -107,7 +108,9 @@ class Desk:
         if request.revision <= member.revision:
             member.named = max(member.named, request.revision)
         if self.group.let_go(member, request.revision, request.revoking):
-            self._dirty = True
+            self._dirty, member.condemned = True, False
+        if member.condemned:
+            return [refusal(token, _too_late(member)), *(self._advance(now_ms) if self._dirty else ())]
         member.heard_ms, member.excused, member.met = max(member.heard_ms, now_ms), False, True
         effects = self._park(member, token, request.revision, wait_ms, now_ms)
         return effects + (self._answer(member, now_ms) if self.clean else self._advance(now_ms))
@@ -332,18 +335,20 @@ class Desk:
         for member in self.group.members.values():
             effects += self._answer(member, now_ms)
         for member in list(self.group.members.values()):
-            why = self._overdue(member, now_ms)
-            if why is not None:
+            if member.deadline_ms is not None and now_ms >= member.deadline_ms:
+                effects += self._condemn(member)
+            if now_ms >= member.expires_ms:
+                silent = f"not heard for {member.subscription.session_timeout_ms} ms"
+                why = str(_too_late(member)) if member.condemned else silent
                 self._remove(member, now_ms)
                 effects.append(Log(f"group {self.group.name}: {member.member_id} is removed: {why}", warning=True))
         return effects + self._advance(now_ms)
 
-    def _overdue(self, member: Member, now_ms: int) -> str | None:
-        if now_ms >= member.expires_ms:
-            return f"not heard for {member.subscription.session_timeout_ms} ms"
-        if member.deadline_ms is not None and now_ms >= member.deadline_ms:
-            return f"has not let go of partitions in {member.subscription.rebalance_timeout_ms} ms"
-        return None
+    def _condemn(self, member: Member) -> list[Effect]:
+        """It goes when its session is over, as it may go on reading for so long without hearing from us."""
+        member.condemned, member.deadline_ms = True, None
+        parked, member.parked = member.parked, None
+        return [refusal(parked.token, _too_late(member))] if parked is not None else []
 
     def _refuse_overdue(self, now_ms: int, code: int, text: str) -> list[Effect]:
         """The group cannot be written, so there is nothing to tell; but nobody waits for ever."""
@@ -364,8 +369,8 @@ class Desk:
 
     def _set_deadline(self, member: Member, from_ms: int) -> None:
         if not member.is_letting_go():
-            member.deadline_ms = None
-        elif member.deadline_ms is None:
+            member.deadline_ms, member.condemned = None, False
+        elif member.deadline_ms is None and not member.condemned:
             member.deadline_ms = from_ms + member.subscription.rebalance_timeout_ms
 
     def _due_by(self, due_ms: int) -> None:
@@ -393,3 +398,8 @@ def _given_after(member: Member, revision: int) -> Iterator[PartitionKey]:
     for key, held in member.held.items():
         if held.revoked == NOT_REVOKED and not held.given <= revision <= member.revision:
             yield key
+
+
+def _too_late(member: Member) -> ZmqueueError:
+    limit = member.subscription.rebalance_timeout_ms
+    return errors.CoordinatorNotAvailable(f"member {member.member_id} has not let go of partitions in {limit} ms")

@@ -43,7 +43,7 @@ class Stand:
 
     def replay(self, key: bytes | None, value: bytes | None) -> None:
         if key == b"unreadable":
-            raise errors.CorruptBatch("nobody knows what this is")
+            raise errors.InvalidRecord("nobody knows what this is")
         if key == b"future":
             raise errors.FutureFormat("written by a later version")
         self.replayed.append((key, value))

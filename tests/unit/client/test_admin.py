@@ -26,7 +26,7 @@ def fill(cluster: FakeCluster, topic: str, number: int, count: int) -> None:
 
 @pytest.fixture
 def admin(cluster: FakeCluster) -> Iterator[Admin]:
-    with Admin(bootstrap_servers=cluster.bootstrap, request_timeout_ms=5_000) as admin:
+    with Admin(bootstrap_servers=cluster.bootstrap) as admin:
         yield admin
 
 

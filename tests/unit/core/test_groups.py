@@ -285,20 +285,43 @@ def test_that_a_member_is_removed_is_replicated_before_it_hears_so():
     assert (rig.said[a], rig.said[rig.token]) == (UNKNOWN, UNKNOWN)
 
 
-def test_a_member_that_does_not_let_go_in_time_is_removed():
+def letting_go_too_late() -> tuple[Rig, list[object]]:
+    """Member a was to let go within 20 s and has just been heard for the last time before that; b waits."""
     rig = Rig()
     rig.join("a", rebalance_timeout_ms=20_000)
     rig.join("b")
-    revoking = set(T[:4]) - partitions(rig.heartbeat("a", 1))
+    revoking = sorted(set(T[:4]) - partitions(rig.heartbeat("a", 1)))
     for _ in range(7):
         rig.tick(2_857)
         rig.heartbeat("a", 2, revoking=revoking)
         rig.heartbeat("b", 1)
-    assert held(rig, "b") == set()
+    return rig, revoking
+
+
+def test_a_member_that_does_not_let_go_in_time_is_answered_no_more_and_removed_after_a_session():
+    """It may go on reading until its session is over, so its partitions are nobody else's before."""
+    rig, revoking = letting_go_too_late()
+    last_ms = rig.now_ms
     rig.tick(2)
+    while rig.now_ms < last_ms + SESSION_MS - 1:
+        assert rig.heartbeat("a", 2, revoking=revoking) == errors.CoordinatorNotAvailable.code
+        rig.heartbeat("b", 1)
+        rig.tick(min(1_000, last_ms + SESSION_MS - 1 - rig.now_ms))
+        assert held(rig, "b") == set()
+    rig.tick(1)
     assert held(rig, "b") == set(T[:4])
-    assert rig.said[rig.token] is not None
-    assert any("a is removed: has not let go" in line for line in warnings(rig))
+    assert rig.heartbeat("a", 2) == UNKNOWN
+    assert any("a is removed: member a has not let go" in line for line in warnings(rig))
+
+
+def test_a_member_that_lets_go_at_last_stays():
+    rig, revoking = letting_go_too_late()
+    rig.tick(2_000)
+    assert rig.heartbeat("a", 2, revoking=revoking) == errors.CoordinatorNotAvailable.code
+    assert rig.heartbeat("a", 2) is None
+    rig.tick(SESSION_MS - 3_000)
+    assert held(rig, "b") == set(revoking)
+    assert rig.heartbeat("a", 2) is None
 
 
 def test_whoever_lets_go_of_something_gets_time_for_the_rest():
