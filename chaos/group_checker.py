@@ -14,8 +14,9 @@ back, that one excluded, or, if it was taken from it, up to the last that it had
 Measured, not judged:
 
   unmoved_gap_s     the longest time that a partition with one holder all along delivered nothing while an acknowledged
-                    record waited. Not while that holder was suspended. With a fault of brokers under way it is counted
-                    apart (`unmoved_gap_broker_s`): there the partition's own leader may be what is missing
+                    record waited. Not while that holder was suspended. From a fault of brokers to when all replicas are
+                    in sync and leaders are back it is counted apart (`unmoved_gap_broker_s`): what is missing there
+                    may be the partition's own leader
   rebalance_*_s     from when the coordinator knows to when every partition is held by a member that is alive, which
                     has been told so; after a join the new member must hold some. It knows of a join or a leave at the
                     latest when the member asks for it, which is where we begin; of a member that was killed or
@@ -98,7 +99,7 @@ class _Checker:
         self._gaps: list[float] = []
         self._gaps_broker: list[float] = []
         self._broker_faults = 0
-        self._calm_t = 0.0  # when the last fault of brokers was over
+        self._calm_t = 0.0  # when what followed from faults of brokers was over
         self._refused = self._zombies = 0
         self._generation = 0
         self._commits_ok = 0
@@ -141,7 +142,7 @@ class _Checker:
                     holding.last_t = event.t  # what it slept through is no gap
             case "fault", "invoke" if event.ks:
                 self._broker_faults += 1
-            case "fault", "ok":
+            case "whole", _ if self._broker_faults:
                 self._calm_t = event.t + BROKER_FAULT_SETTLES_S
                 self._broker_faults = 0
 

@@ -17,6 +17,7 @@ so whoever records must not guess: in doubt it is `info`.
         topic    k, x: create or delete of topic k, whose name is used once
         topics   ks: the topics that are there at the end
         fault    x: a fault (invoke: begins, ok: is over), ks: the keys that it hit
+        whole    every replica is in sync again
         era      records that were acknowledged before may be gone from here on (a power cut without fsync)
 
 Of a group's members there are files of their own, and `p` is the member (chaos/members.py merges them):

@@ -7,23 +7,17 @@ import contextlib
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from zmqueue import AsyncConsumer, AsyncProducer, ConsumerRebalanceListener, TopicPartition
-from zmqueue.testing import Cluster, running_cluster
+from zmqueue.testing import Cluster
 
 PARTITIONS = 10
 RECORDS = 100_000
 DEADLINE_S = 90
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("async") / "data", brokers=3) as cluster:
-        yield cluster
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> None:

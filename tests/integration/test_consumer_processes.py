@@ -7,14 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
 
 from zmqueue import Admin, Consumer, ConsumerRebalanceListener, Producer, TopicPartition
-from zmqueue.testing import Cluster, running_cluster
+from zmqueue.testing import Cluster
 
 pytestmark = pytest.mark.integration
 
@@ -38,12 +38,6 @@ with open(path, "w", buffering=1) as out:
             held = consumer.assignment()
             out.write(json.dumps({"held": sorted(each.partition for each in held)}) + "\\n")
 """
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("group-consumers") / "data", brokers=3) as cluster:
-        yield cluster
 
 
 def until(ready: Callable[[], object], what: str, timeout_s: float = 60) -> None:

@@ -9,18 +9,12 @@ import pytest
 
 from tests.integration.members import Held, Member, until
 from zmqueue import Admin, OffsetAndMetadata, TopicPartition, errors
-from zmqueue.testing import Cluster, running_cluster
+from zmqueue.testing import Cluster
 from zmqueue.wire.frames import Operation
 from zmqueue.wire.group_messages import OFFSETS_TOPIC, FetchOffsetsRequest, group_partition
 
 PARTITIONS = 4
 READ_LEASE_S = 3.0  # so long a leader that was replaced may still answer readers
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("groups") / "data", brokers=3) as cluster:
-        yield cluster
 
 
 @pytest.fixture

@@ -240,7 +240,7 @@ def test_what_stops_with_a_broker_is_counted_apart() -> None:
     story.add(HARNESS, INVOKE, "fault", ks=[A])
     story.send(A)
     story.t += 1.5
-    story.add(HARNESS, OK, "fault")
+    story.add(HARNESS, OK, "whole")
     story.poll(ONE, 2, A, 4)
     found = story.check().measures
     assert found["unmoved_gap_s"] < 0.05

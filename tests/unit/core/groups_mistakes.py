@@ -157,3 +157,15 @@ def a_write_of_unknown_fate_is_taken_for_failed() -> list[Patch]:
 @directed("test_a_new_coordinator_knows_where_things_were_going")
 def targets_are_not_written_down() -> list[Patch]:
     return [(group.Member, "waiting", lambda self: [])]
+
+
+@directed("test_a_member_that_does_not_let_go_in_time_is_answered_no_more_and_removed_after_a_session")
+def who_does_not_let_go_in_time_is_removed_at_once() -> list[Patch]:
+    condemn = Desk._condemn
+
+    def hasty(self: Desk, member: Member) -> list[Any]:
+        effects = condemn(self, member)
+        member.heard_ms = -member.subscription.session_timeout_ms
+        return effects
+
+    return [(Desk, "_condemn", hasty)]
