@@ -56,18 +56,21 @@ def test_a_member_that_is_interrupted_has_committed_what_it_printed(zmqueue_clus
         stderr=subprocess.PIPE,
         text=True,
     ) as member:
-        assert member.stdout is not None
-        printed = [json.loads(member.stdout.readline())["offset"] for _ in range(5)]
-        assert printed == list(range(5))
-        refused = cluster.command("group", "seek", group, "--to", "start", check=False)
-        assert refused.returncode == 1
-        assert refused.stderr == (
-            f"zmqueue: group {group!r} has 1 member (zmqueue-consume), who would go on where they are: "
-            "stop them, seek, and start them again\n"
-        )
-        assert cluster.command("group", "rm", group, check=False).returncode == 1
-        member.send_signal(signal.SIGINT)
-        _, errors = member.communicate(timeout=60)
+        try:
+            assert member.stdout is not None
+            printed = [json.loads(member.stdout.readline())["offset"] for _ in range(5)]
+            assert printed == list(range(5))
+            refused = cluster.command("group", "seek", group, "--to", "start", check=False)
+            assert refused.returncode == 1
+            assert refused.stderr == (
+                f"zmqueue: group {group!r} has 1 member (zmqueue-consume), who would go on where they are: "
+                "stop them, seek, and start them again\n"
+            )
+            assert cluster.command("group", "rm", group, check=False).returncode == 1
+            member.send_signal(signal.SIGINT)
+            _, errors = member.communicate(timeout=60)
+        finally:
+            member.kill()
     assert (member.returncode, errors) == (130, "zmqueue: interrupted\n")
     assert committed(cluster, group) == 5
     assert cluster.json("group", "describe", group)["members"] == [], "it has left, and is not waited for"
