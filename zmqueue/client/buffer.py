@@ -3,7 +3,8 @@
 Callers append under one lock, and the IO thread takes closed batches out under the same lock; nothing else happens
 under it (encoding, compressing and sending come after). A batch is closed when the next record would not fit into
 `batch_size` (an upper bound of its encoded size is counted), when it has lingered, when somebody waits for it, for room
-in the buffer or for a flush. While a partition's window is full its open batch keeps filling.
+in the buffer or for a flush. While a partition's window is full its open batch keeps filling; and while any batch of it
+is unanswered, one that nobody waits for: so the busier the brokers are, the less they get to do for the same records.
 
 Invariants
 - A record's place is decided under the lock: two sends of one thread to one partition are written in their order.
@@ -305,13 +306,14 @@ class Buffer:
             self._signalled = False
             return list(self.busy)
 
-    def take(self, lane: Lane, now: float) -> tuple[Batch | None, float]:
-        """The oldest batch that may leave; or None, and when one will."""
+    def take(self, lane: Lane, now: float, *, gather: bool = False) -> tuple[Batch | None, float]:
+        """The oldest batch that may leave; or None, and when one will. `gather`: one that can still grow may not, unless
+        somebody waits for it."""
         with self.lock:
             if lane.closed:
                 return self._closed(lane.closed.popleft()), 0.0
             batch = lane.open
-            if batch is None:
+            if batch is None or (gather and not (lane.hurried or self._flushing or self._starved)):
                 return None, float("inf")
             due = batch.created + self.linger_s
             if now >= due or lane.hurried or self._flushing or self._starved:

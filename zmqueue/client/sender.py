@@ -182,7 +182,7 @@ class Sender:
             return None
         batch = order.next_to_send(now)
         while batch is None and order.has_room:
-            fresh, due = self._buffer.take(lane, now)
+            fresh, due = self._buffer.take(lane, now, gather=bool(order.unsettled))
             if fresh is None:
                 self._due = min(self._due, due)
                 return None

@@ -540,6 +540,27 @@ def test_in_flight_requests_are_bounded_per_connection(cluster: FakeCluster, mak
     assert cluster.count(Operation.PRODUCE) == 3
 
 
+def test_while_a_batch_is_unanswered_records_gather_in_the_next(cluster: FakeCluster, make: Any) -> None:
+    held: list[Any] = []
+
+    def hold_the_first(seen: Any) -> int | None:
+        if seen.operation == Operation.PRODUCE and not held:
+            held.append(seen)
+            return SILENCE
+        return None
+
+    cluster.script = hold_the_first
+    producer = make(linger_ms=0)
+    producer.send("t", b"0")
+    cluster.wait_for(lambda: held)
+    futures = [producer.send("t", b"%d" % n) for n in range(1, 10)]
+    producer._network.post(producer._sender.pump)
+    cluster.do(lambda: cluster._produce(held[0], None))
+    assert [future.get(WAIT_S).offset for future in futures] == list(range(1, 10))
+    sizes = [header.record_count for s in cluster.seen if s.operation == Operation.PRODUCE for header in s.headers]
+    assert sizes == [1, 9]
+
+
 def test_partitions_of_one_leader_share_a_request(cluster: FakeCluster, make: Any) -> None:
     producer = make(linger_ms=60_000)
     for n in range(8):
