@@ -307,8 +307,10 @@ class Buffer:
             return list(self.busy)
 
     def take(self, lane: Lane, now: float, *, gather: bool = False) -> tuple[Batch | None, float]:
-        """The oldest batch that may leave; or None, and when one will. `gather`: one that can still grow may not, unless
-        somebody waits for it."""
+        """The oldest batch that may leave; or None, and when one will.
+
+        `gather`: one that can still grow may not, unless somebody waits for it.
+        """
         with self.lock:
             if lane.closed:
                 return self._closed(lane.closed.popleft()), 0.0
